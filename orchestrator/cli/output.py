@@ -1,0 +1,59 @@
+"""What every command prints with: JSON alone on stdout, everything else on stderr.
+
+Nothing heavy is imported at the top: `llmserve --help` pays for this module.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_json_mode = False
+
+
+def _set_json(value: bool) -> bool:
+    global _json_mode
+    _json_mode = _json_mode or value
+    return value
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON alone on stdout.", callback=_set_json, is_eager=True),
+]
+"""The type of every command's `json_output` parameter (default False)."""
+
+
+def json_mode() -> bool:
+    """Whether `--json` was given."""
+    return _json_mode or "--json" in sys.argv[1:]
+
+
+def emit(data: dict[str, Any]) -> None:
+    """Print one JSON object, with `schema_version` first."""
+    sys.stdout.write(json.dumps({"schema_version": 1} | data, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    """For a person: stdout, or stderr where stdout is for JSON. Colour only on a terminal."""
+    from rich.console import Console
+
+    con = Console(stderr=json_mode(), highlight=False)
+    if not con.is_terminal:
+        # piped output is read by people and grep at a fixed width
+        con = Console(stderr=json_mode(), highlight=False, width=80, soft_wrap=False)
+    return con
+
+
+def notes() -> Console:
+    """Progress, warnings and errors: always stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)

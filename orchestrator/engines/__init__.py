@@ -1,0 +1,1 @@
+"""The engines that can be launched: one folder each, all behind `base.Engine`."""

@@ -1,0 +1,69 @@
+"""What a machine is, as a process here may use it; or a file that says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a GPU. `name` is None where it cannot be seen."""
+
+    pid: int
+    memory_bytes: int | None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device, or one MIG slice (`mig` True, `uuid` begins with "MIG-")."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    compute_capability: str | None = None
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    mig: bool = False
+    numa_node: int | None = None
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The best path between two GPUs, by UUID. `bandwidth_gbps` in GB/s one way, None where unknown."""
+
+    a: str
+    b: str
+    kind: Literal["nvlink", "pcie-switch", "pcie-host", "cross-socket", "unknown"]
+    bandwidth_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`cpus` is the number of cores' worth of time this process may use (affinity and quota, may be a
+    fraction); `physical_cores` those among the allowed logical CPUs. `memory_limit_bytes` is the smaller
+    of RAM and cgroup limit; `memory_available_bytes` what can be had now. `source` is "measured" or the file.
+    `nodes` above 1 only in machine files.
+    """
+
+    name: str
+    source: str
+    platform: str
+    cpus: float
+    logical_cpus: int
+    physical_cores: int
+    memory_total_bytes: int
+    memory_limit_bytes: int
+    memory_available_bytes: int
+    shm_total_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    unified_memory: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    nodes: int = 1
+    notes: tuple[str, ...] = ()
