@@ -9,6 +9,22 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
+from orchestrator.cli import (
+    daemon,
+    engines,
+    events,
+    goals,
+    launch,
+    logs,
+    machine,
+    models,
+    plan,
+    profiles,
+    ps,
+    restart,
+    status,
+    stop,
+)
 from orchestrator.errors import Exit, LlmserveError
 
 app = typer.Typer(
@@ -33,6 +49,26 @@ def root(
     ] = False,
 ) -> None:
     pass
+
+
+# in the order in which a newcomer needs them
+for _module in (
+    goals,
+    plan,
+    launch,
+    ps,
+    status,
+    logs,
+    events,
+    stop,
+    restart,
+    profiles,
+    engines,
+    models,
+    machine,
+    daemon,
+):
+    _module.register(app)
 
 
 def _report(error: LlmserveError) -> None:
