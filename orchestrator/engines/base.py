@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A command-line flag as the installation itself lists it. `spellings` are all its names, dashes included."""
+    """A flag as the installation itself lists it. `spellings` are all its names, dashes included."""
 
     spellings: tuple[str, ...]
     takes_value: bool
@@ -129,7 +129,7 @@ Retry = Literal["never", "backoff", "once", "step_down", "wait_memory"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure's class (snake_case), the engine's own line as evidence, what to do, and whether to try again."""
+    """A failure's class (snake_case), the engine's own line as evidence, and what to do."""
 
     failure_class: str
     message: str
@@ -164,7 +164,7 @@ class Engine(Protocol):
 
     # deciding
     def stock(self, lever: str, installation: Installation) -> Any:
-        """The engine's own default of a lever in the lever's unit, or None where it has none or computes one."""
+        """The engine's own default of a lever in the lever's unit; None where it computes one."""
 
     def render(self, request: RenderRequest) -> Rendered:
         """Levers to command line. Only flags the installation lists are emitted."""
@@ -197,7 +197,7 @@ class Engine(Protocol):
         """Ask the health endpoint once; never raises for what an engine can do."""
 
     async def prove(self, client: httpx.AsyncClient, base_url: str, served_model: str) -> str:
-        """Get one real token back and return its text. Raises httpx.HTTPError or ValueError where it does not come."""
+        """Get one real token back and return its text. Raises httpx.HTTPError or ValueError."""
 
     async def progress(self, client: httpx.AsyncClient, base_url: str) -> Progress | None:
         """Read the counters; None where the engine does not answer."""
