@@ -56,6 +56,7 @@ _ALL = (
     Lever("gpu_layers", "int", "layers", "layers placed on GPUs (llama.cpp)", 0),
     Lever("kv_cache_bytes", "bytes", "bytes", "KV cache per device", 0),
     Lever("kv_cache_dtype", "name", "", "type of the KV cache", lossless=False),
+    Lever("kv_cache_tokens", "int", "tokens", "size of the whole KV pool", 1),
     Lever("kv_unified", "bool", "", "one KV pool shared by all slots (llama.cpp)"),
     Lever("prefix_caching", "bool", "", "keep and reuse the KV of shared beginnings"),
     Lever(
