@@ -30,6 +30,8 @@ class ModelCard:
     `kv_heads` is the largest over the layers; `kv_heads_per_layer` is given where layers differ (0 = no
     attention in that layer). `sliding_layers[i]` is True where layer i sees only `sliding_window` tokens.
     `weights_bytes` is what is stored; `weights_estimated` is True where it was computed from a config alone.
+    `head_dim_per_layer` is given where the head size differs too. A layer that shares another's KV counts 0
+    kv heads.
     `path` is the local absolute path (file or folder), None for a hub id that is not on this machine.
     """
 
@@ -49,6 +51,7 @@ class ModelCard:
     weights_estimated: bool = False
     value_head_dim: int | None = None
     kv_heads_per_layer: tuple[int, ...] | None = None
+    head_dim_per_layer: tuple[int, ...] | None = None
     parameters: int | None = None
     quantization: str | None = None
     dtype: str | None = None
