@@ -1,7 +1,94 @@
+"""`llmserve daemon`: the process that keeps deployments alive."""
+
 from __future__ import annotations
+
+from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.output import Json
+
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
+    group = typer.Typer(no_args_is_help=True, help="The process that keeps deployments alive.")
+    group.command("run", epilog="Example: llmserve daemon run")(run)
+    group.command("start", epilog="Example: llmserve daemon start")(start)
+    group.command("stop", epilog="Example: llmserve daemon stop --all")(stop)
+    group.command("restart", epilog="Example: llmserve daemon restart")(restart)
+    group.command("status", epilog="Example: llmserve daemon status --json")(status)
+    app.add_typer(group, name="daemon")
+
+
+def run() -> None:
+    """Supervise in this terminal until Ctrl-C; servers are left running."""
+    import asyncio
+
+    from orchestrator.supervisor.daemon import serve
+
+    asyncio.run(serve())
+
+
+def start(json_output: Json = False) -> None:
+    """Start the daemon in the background; one that runs is left alone."""
+    from orchestrator.supervisor import client
+
+    _show(client.connect().daemon(), json_output)
+
+
+def stop(
+    all_: Annotated[bool, typer.Option("--all", help="Stop every deployment first.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Stop the daemon. Servers run on and are found again, unless --all."""
+    from orchestrator.cli.output import console, emit, notes
+    from orchestrator.supervisor import client
+    from orchestrator.supervisor.store import deployment_names
+
+    daemon = client.running() or (client.start() if all_ and deployment_names() else None)
+    if daemon is None:
+        done: dict[str, Any] = {"was_running": False, "stopped": {}}
+    else:
+        with notes().status("stopping"):
+            done = {"was_running": True, "stopped": daemon.shut_down(all_)["stopped"]}
+            client.wait_gone(daemon)
+    if json_output:
+        emit(done)
+        return
+    con = console()
+    for name, report in done["stopped"].items():
+        con.print(f"{name} stopped in {report['seconds']} s, {len(report['survivors'])} processes left")
+    con.print("the daemon is stopped" if done["was_running"] else "no daemon was running")
+
+
+def restart(json_output: Json = False) -> None:
+    """Stop the daemon and start this version's; servers run on."""
+    from orchestrator.supervisor import client
+
+    daemon = client.running(any_version=True)
+    if daemon is not None:
+        daemon.shut_down(False)
+        client.wait_gone(daemon)
+    _show(client.connect().daemon(), json_output)
+
+
+def status(json_output: Json = False) -> None:
+    """Show the daemon: pid, version, socket, uptime, deployments. Exit 6 where none runs."""
+    from orchestrator.supervisor import client
+
+    daemon = client.running()
+    if daemon is None:
+        raise client.unreachable("none is running")
+    _show(daemon.daemon(), json_output)
+
+
+def _show(about: dict[str, Any], as_json: bool) -> None:
+    from orchestrator.cli.output import console, emit
+
+    if as_json:
+        emit(about)
+        return
+    console().print(
+        f"daemon {about['pid']}, llmserve {about['version']}, up {about['uptime_s']:.0f} s, "
+        f"{about['deployments']} deployment(s)\nsocket {about['socket']}",
+        soft_wrap=True,
+    )

@@ -1,7 +1,58 @@
+"""`llmserve events`: what happened to a deployment."""
+
 from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.names import Name
+from orchestrator.cli.output import Json
+
+_FIXED = ("time", "deployment", "process", "kind")
+
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
+    app.command(epilog="Example: llmserve events -f --json")(events)
+
+
+def events(
+    name: Name = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Show what happened: state changes, signals, kills, corrections. --json: one object a line."""
+    from orchestrator.cli.names import chosen
+    from orchestrator.cli.tail import growth
+    from orchestrator.supervisor.store import DeploymentFolder, parse_line
+
+    folder = DeploymentFolder(chosen(name))
+    position = folder.events_file.stat().st_size if folder.events_file.exists() else 0
+    for event in folder.events():
+        _show(event, json_output)
+    if follow:
+        rest = b""
+        for block in growth(folder.events_file, position):
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                event = parse_line(line)
+                if event is not None:
+                    _show(event, json_output)
+
+
+def _show(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        line = json.dumps(event, ensure_ascii=False)
+    else:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        rest = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in _FIXED and v is not None)
+        line = f"{when}  {event['process'] or event['deployment']}  {event['kind']}  {rest}".rstrip()
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,58 @@
+"""`llmserve ps`: every deployment, a line each."""
+
 from __future__ import annotations
 
 import typer
 
+from orchestrator.cli.output import Json
+
+_NOT_IN_A_LIST = ("plan_vs_actual", "corrections", "last_failure")
+
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
+    app.command(epilog="Example: llmserve ps --json")(ps)
+
+
+def ps(json_output: Json = False) -> None:
+    """List the deployments."""
+    from orchestrator.cli.output import console, emit
+    from orchestrator.supervisor import client
+    from orchestrator.supervisor.store import deployment_names
+
+    # nothing was ever launched here: no daemon is needed to say so
+    known = client.running() or (client.start() if deployment_names() else None)
+    rows = [{k: v for k, v in d.items() if k not in _NOT_IN_A_LIST} for d in known.ps()] if known else []
+    if json_output:
+        emit({"deployments": rows})
+        return
+    if not rows:
+        console().print("no deployment yet; llmserve launch --goal edge")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "state", "goal", "engine", "address", "up", "restarts"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        process = row["processes"][0]
+        state = row["state"] + (f" ({row['reason']})" if row["reason"] and row["state"] != "ready" else "")
+        table.add_row(
+            row["name"],
+            state,
+            row["goal"],
+            row["engine"]["name"],
+            row["endpoint"] or "–",
+            duration(process["uptime_s"]),
+            str(process["restarts"]),
+        )
+    console().print(table)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them: 42s, 3m, 5h, 2d."""
+    if seconds is None:
+        return "–"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,7 +1,71 @@
+"""`llmserve status`: one deployment, whole."""
+
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
+from orchestrator.cli.names import Name
+from orchestrator.cli.output import Json
+
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
+    app.command(epilog="Example: llmserve status edge-smollm2-135m --json")(status)
+
+
+def status(
+    name: Name = None,
+    env: Annotated[
+        bool, typer.Option("--env", help="Show the engine's environment, secrets as ***.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Show a deployment: state, address, plan against fact, last failure."""
+    from orchestrator.cli.names import chosen
+    from orchestrator.cli.output import console, emit
+    from orchestrator.cli.ps import duration
+    from orchestrator.supervisor import client
+
+    found = client.connect().status(chosen(name), env=env)
+    if json_output:
+        emit(found)
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    con = console()
+    process = found["processes"][0]
+    reason = f" ({found['reason']})" if found["reason"] else ""
+    phase = f", {found['phase']}" if found["phase"] else ""
+    engine = found["engine"]
+    rows = [
+        ("name", found["name"]),
+        ("state", f"{found['state']}{phase}{reason}"),
+        ("address", found["endpoint"] or "–"),
+        ("model", found["served_model"]),
+        ("goal", found["goal"]),
+        ("engine", f"{engine['name']} {engine['version']}"),
+        ("process", f"{process['pid'] or '–'} under shim {process['shim_pid'] or '–'}"),
+        ("up", f"{duration(process['uptime_s'])}, restarts {process['restarts']}"),
+        ("log", found["log"]),
+    ]
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for key, value in rows:
+        grid.add_row(key, escape(str(value)))
+    for check in found["plan_vs_actual"]:
+        mark = "ok" if check["ok"] else "differs"
+        grid.add_row(mark, escape(f"{check['what']}: planned {check['planned']}, actual {check['actual']}"))
+    for correction in found["corrections"]:
+        levers = ", ".join(f"{k} {v['was']} → {v['now']}" for k, v in correction["levers"].items())
+        grid.add_row("corrected", escape(f"after {correction['cause']}: {levers}"))
+    if found["last_failure"]:
+        failure = found["last_failure"]
+        grid.add_row("failure", escape(f"{failure['class']}: {failure['message']}"))
+        grid.add_row("", escape(failure["evidence"]))
+        grid.add_row("", escape(f"→ {failure['remedy']}"))
+    for key, value in found.get("env", {}).items():
+        grid.add_row("env", escape(f"{key}={value}"))
+    con.print(grid)

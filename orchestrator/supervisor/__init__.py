@@ -1,0 +1,1 @@
+"""Keeps deployments alive: shim, state machine, daemon. It never plans."""

@@ -1,0 +1,36 @@
+"""Where the daemon of this state folder listens."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from orchestrator.errors import LlmserveError
+from orchestrator.folders import runtime_dir, state_dir
+
+_LONGEST = 100
+
+
+def lock_file() -> Path:
+    return state_dir() / "daemon.lock"
+
+
+def socket_file() -> Path:
+    """In the runtime folder, else in state. Daemons of several state folders do not share one."""
+    folder = runtime_dir()
+    if folder == state_dir():
+        return folder / "daemon.sock"
+    digest = hashlib.sha256(str(state_dir()).encode()).hexdigest()[:8]
+    return folder / f"daemon-{digest}.sock"
+
+
+def check_socket(path: Path) -> Path:
+    """The system cuts socket paths at 107 bytes. Raises LlmserveError."""
+    size = len(str(path).encode())
+    if size >= _LONGEST:
+        raise LlmserveError(
+            "socket_path_too_long",
+            f"the daemon's socket path has {size} bytes, {_LONGEST - 1} is the most: {path}",
+            "set LLMSERVE_HOME to a shorter folder",
+        )
+    return path
