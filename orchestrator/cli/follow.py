@@ -49,7 +49,7 @@ def _line(status: dict[str, Any], weights_bytes: int | None) -> str:
         return f"{failure.get('class')}: next try in {status['retry_in_s']} s"
     if status["state"] in ("unhealthy", "stopping"):
         return f"{status['state']}: {status['reason']}"
-    resident = status["processes"][0].get("rss_bytes")
+    resident = status["processes"][0].get("resident_bytes")
     if status["phase"] == "load" and resident and weights_bytes:
         done = min(resident, weights_bytes)
         return f"{phase} · {done / 1e6:.0f} of {weights_bytes / 1e6:.0f} MB in memory"

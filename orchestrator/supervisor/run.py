@@ -1,0 +1,227 @@
+"""One generation of a process: from its start under a shim to the proof that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.plan import ProcessPlan, bind
+from orchestrator.supervisor import process, shim_client
+from orchestrator.supervisor.process import Identity
+from orchestrator.supervisor.shim import PROTOCOL
+from orchestrator.supervisor.store import DeploymentFolder
+
+_LOG_MAX_BYTES = 64 * 1024 * 1024
+_LOG_END_BYTES = 32 * 1024
+_LOG_READ_BYTES = 4 * 1024 * 1024
+_TERM_GRACE_S = 10
+_SHIM_CLEARS_S = 20
+_RECORD_S = 2
+
+
+def steady_now() -> float:
+    """Seconds since boot, sleep included: unmoved by clock changes, the same for every daemon of one boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: exit of the leader (both None where nobody saw it), what had to be killed, what would
+    not die ("name (pid N)")."""
+
+    code: int | None
+    signal: int | None
+    exec_error: str | None
+    leftovers: tuple[Any, ...]
+    survivors: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Run:
+    """`leader` is the engine's first process, `shim` its parent; both None until known.
+
+    Made by `prepare` (then `start`) or, by a daemon that adopts, by `found`.
+    """
+
+    folder: DeploymentFolder
+    role: str
+    generation: int
+    marker: str
+    tmpdir: str
+    log_start: int
+    boot_id: str
+    started_at: float | None = None
+    leader: Identity | None = field(default=None)
+    shim: Identity | None = field(default=None)
+
+    @classmethod
+    def prepare(cls, folder: DeploymentFolder, role: str, generation: int) -> Run:
+        """A marker and a temporary folder, to be written down before anything starts."""
+        folder.process_dir(role).mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = folder.log(role)
+        return cls(
+            folder=folder,
+            role=role,
+            generation=generation,
+            marker=f"llmserve-{folder.name}-{uuid.uuid4().hex}",
+            tmpdir=tempfile.mkdtemp(prefix="llmserve-"),
+            log_start=log.stat().st_size if log.exists() else 0,
+            boot_id=process.boot_id(),
+        )
+
+    @classmethod
+    def found(cls, folder: DeploymentFolder, data: Mapping[str, Any]) -> Run:
+        """What `to_json` wrote. Raises KeyError, TypeError on damage."""
+        return cls(folder=folder, **data)
+
+    def to_json(self) -> dict[str, Any]:
+        keys = ("role", "generation", "marker", "tmpdir", "log_start", "boot_id", "started_at")
+        return {k: getattr(self, k) for k in keys}
+
+    async def start(self, plan: ProcessPlan, ports: Mapping[str, int], env: Mapping[str, str]) -> None:
+        """Start shim and engine. Raises LlmserveError where no shim came up."""
+        process_dir = self.folder.process_dir(self.role)
+        spec = bind(plan, ports, self.tmpdir, str(self.folder.log(self.role)), {**env, "TMPDIR": self.tmpdir})
+        await shim_client.start(
+            process_dir,
+            {
+                "protocol": PROTOCOL,
+                "deployment": self.folder.name,
+                "process": self.role,
+                "generation": self.generation,
+                "argv": list(spec.argv),
+                "env": spec.env,
+                "cwd": str(process_dir),
+                "log": spec.log,
+                "log_max_bytes": _LOG_MAX_BYTES,
+                "tmpdir": spec.tmpdir,
+                "marker": self.marker,
+                "term_grace_s": _TERM_GRACE_S,
+            },
+        )
+        self.follow_record()
+
+    async def await_record(self) -> None:
+        """A shim started in a daemon's last moment may not have written its record yet: wait 2 s for it."""
+        deadline = steady_now() + _RECORD_S
+        while steady_now() < deadline:
+            if self._record("shim.json") or self._record("exit.json"):
+                break
+            await asyncio.sleep(0.05)
+        self.follow_record()
+
+    def follow_record(self) -> None:
+        """Take leader and shim from the shim's record of this generation, if there is one."""
+        record = self._record("shim.json")
+        if record is None:
+            return
+        boot = str(record["boot_id"])
+        self.leader = Identity(int(record["engine_pid"]), int(record["engine_start_time"]), boot)
+        self.shim = Identity(int(record["shim_pid"]), int(record["shim_start_time"]), boot)
+        self.started_at = float(record["started_at"])
+
+    def _record(self, name: str) -> dict[str, Any] | None:
+        record = shim_client.read_record(self.folder.process_dir(self.role), name)
+        return record if record is not None and record.get("generation") == self.generation else None
+
+    def members(self) -> list[Identity]:
+        """Every living process of the run."""
+        return process.members(self.marker, self.leader.pid if self.leader else None, self.leader)
+
+    def log_text(self) -> str:
+        """This run's log: whole up to 4 MiB, beyond that its first and last 2 MiB."""
+        try:
+            with self.folder.log(self.role).open("rb") as f:
+                size = f.seek(0, 2)
+                # a log that was rotated is shorter than where this run began
+                start = self.log_start if self.log_start <= size else 0
+                f.seek(start)
+                if size - start <= _LOG_READ_BYTES:
+                    return f.read().decode("utf-8", "replace")
+                head = f.read(_LOG_READ_BYTES // 2)
+                f.seek(size - _LOG_READ_BYTES // 2)
+                return (head + b"\n...\n" + f.read()).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def log_end(self) -> str:
+        """The last 32 KiB of this run's log."""
+        try:
+            with self.folder.log(self.role).open("rb") as f:
+                size = f.seek(0, 2)
+                start = self.log_start if self.log_start <= size else 0
+                f.seek(max(start, size - _LOG_END_BYTES))
+                return f.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def resident_bytes(self) -> int | None:
+        """Memory of the leader, mapped weights included; None where it is gone."""
+        if self.leader is None:
+            return None
+        try:
+            pages = Path(f"/proc/{self.leader.pid}/statm").read_text(encoding="ascii").split()[1]
+        except (OSError, IndexError):
+            return None
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    async def signal(self, signum: int) -> None:
+        """To the leader, by the shim, or directly where the shim is gone."""
+        try:
+            await self._ask_shim({"op": "signal", "signal": signum}, 5)
+        except (OSError, TimeoutError):
+            if self.leader is not None:
+                self.leader.signal(signum)
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole tree."""
+        try:
+            await self._ask_shim({"op": "kill"}, 15)
+        except (OSError, TimeoutError):
+            await asyncio.to_thread(process.sweep, self.marker)
+
+    async def _ask_shim(self, op: dict[str, Any], timeout_s: float) -> None:
+        await shim_client.request(
+            self.folder.process_dir(self.role), {"protocol": PROTOCOL, **op}, timeout_s=timeout_s
+        )
+
+    async def leader_dead(self) -> None:
+        """Returns when the leader is dead, at once where there is none."""
+        if self.leader is not None:
+            await shim_client.wait_dead(self.leader)
+
+    async def end(self, on_shim_lost: Callable[[], None], on_leader_dead: Callable[[], None]) -> Ending:
+        """Wait for the end of the run and see that nothing is left. Says what happens on the way."""
+        if self.leader is not None and self.shim is not None:
+            leader_dead = asyncio.ensure_future(shim_client.wait_dead(self.leader))
+            shim_dead = asyncio.ensure_future(shim_client.wait_dead(self.shim))
+            try:
+                await asyncio.wait({leader_dead, shim_dead}, return_when=asyncio.FIRST_COMPLETED)
+                if not leader_dead.done() and self.leader.alive():
+                    on_shim_lost()
+                await leader_dead
+                on_leader_dead()
+                await asyncio.wait({shim_dead}, timeout=_SHIM_CLEARS_S)
+            finally:
+                leader_dead.cancel()
+                shim_dead.cancel()
+        # the shim has emptied the tree; where it could not, this does
+        survivors = await asyncio.to_thread(process.sweep, self.marker)
+        if self.tmpdir:
+            await asyncio.to_thread(shutil.rmtree, self.tmpdir, ignore_errors=True)
+        record = self._record("exit.json") or {}
+        return Ending(
+            code=record.get("code"),
+            signal=record.get("signal"),
+            exec_error=record.get("exec_error"),
+            leftovers=tuple(record.get("leftovers") or ()),
+            survivors=tuple(f"{process.name(s.pid)} (pid {s.pid})" for s in survivors),
+        )

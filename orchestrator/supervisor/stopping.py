@@ -1,0 +1,56 @@
+"""How a running process is ended: the engine's own recipe, then SIGKILL to the tree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from orchestrator.engines.base import Engine
+from orchestrator.supervisor.run import Run, steady_now
+
+
+@dataclass(slots=True)
+class Drain:
+    """Requests that ended and that were cut, by the engine's own gauges: best effort, as nothing in front of
+    it turns new ones away."""
+
+    finished: int = 0
+    lost: int = 0
+
+
+async def drain(engine: Engine, client: httpx.AsyncClient, url: str, limit_s: float, counted: Drain) -> None:
+    """Until the engine reports no work, does not answer, or `limit_s` is over. Keeps `counted` up to date."""
+    deadline = steady_now() + limit_s
+    first: int | None = None
+    while True:
+        try:
+            progress = await engine.progress(client, url)
+        except (httpx.HTTPError, ValueError):
+            return
+        if progress is None:
+            return
+        running = (progress.running or 0) + (progress.waiting or 0)
+        first = running if first is None else first
+        counted.finished, counted.lost = max(0, first - running), running
+        if running == 0 or steady_now() >= deadline:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def end(engine: Engine, run: Run, note: Callable[[int], None]) -> None:
+    """Signal the leader step by step, each told to `note`; kill the tree when no step was enough."""
+    for step in engine.stop_recipe().steps:
+        if run.leader is None or not run.leader.alive():
+            return
+        note(step.signal)
+        await run.signal(step.signal)
+        try:
+            await asyncio.wait_for(run.leader_dead(), step.wait_s)
+            return
+        except TimeoutError:
+            continue
+    note(9)
+    await run.kill()
