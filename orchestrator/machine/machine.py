@@ -1,14 +1,23 @@
-"""What a machine is, as a process here may use it; or a file that says so."""
+"""The machine: what planning knows of the computer a deployment will run on."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+_STRICT = {"extra": "forbid"}
+"""For the pydantic that reads machine files: an unknown key is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A process that holds memory of a GPU. `name` is None where it cannot be seen."""
+
+    __pydantic_config__ = _STRICT
 
     pid: int
     memory_bytes: int | None
@@ -18,6 +27,8 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One device, or one MIG slice (`mig` True, `uuid` begins with "MIG-")."""
+
+    __pydantic_config__ = _STRICT
 
     index: int
     uuid: str
@@ -31,13 +42,18 @@ class Gpu:
     holders: tuple[Holder, ...] = ()
 
 
+LinkKind = Literal["nvlink", "pcie-switch", "pcie-host", "cross-socket", "unknown"]
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """The best path between two GPUs, by UUID. `bandwidth_gbps` in GB/s one way, None where unknown."""
 
+    __pydantic_config__ = _STRICT
+
     a: str
     b: str
-    kind: Literal["nvlink", "pcie-switch", "pcie-host", "cross-socket", "unknown"]
+    kind: LinkKind
     bandwidth_gbps: float | None = None
 
 
@@ -48,6 +64,8 @@ class Machine:
     of RAM and cgroup limit; `memory_available_bytes` what can be had now. `source` is "measured" or the file.
     `nodes` above 1 only in machine files.
     """
+
+    __pydantic_config__ = _STRICT
 
     name: str
     source: str
@@ -67,3 +85,21 @@ class Machine:
     cuda_version: str | None = None
     nodes: int = 1
     notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, JSON types only, with `schema_version`."""
+        return {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """The inverse of `to_json`, for what llmserve itself wrote; `load` reads what a person wrote.
+
+        Raises KeyError, TypeError or ValueError on what is no machine.
+        """
+        d = dict(data)
+        version = d.pop("schema_version", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"machine schema {version!r}, this version reads {SCHEMA_VERSION}")
+        gpus = tuple(Gpu(**g | {"holders": tuple(Holder(**h) for h in g["holders"])}) for g in d["gpus"])
+        links = tuple(Link(**link) for link in d["links"])
+        return cls(**d | {"gpus": gpus, "links": links, "notes": tuple(d["notes"])})
