@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.levers import LEVERS, Lever
-from orchestrator.problems import Loc, Problem, not_a_choice, shown, unknown_key
+from orchestrator.problems import MOST, Loc, Problem, not_a_choice, shown, unknown_key
 
 AUTO = "auto"
 """The value of a lever that the planner decides; the same as not naming it."""
@@ -39,7 +39,8 @@ _PAIR = tuple(name for name in LEVERS if name not in ("disaggregation", "replica
 def check(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Levers by name with their values in the lever's unit ("2GiB" as bytes), and everything wrong.
 
-    A problem's `loc` begins with the lever's name. Only what is right is in the first result.
+    A problem's `loc` begins with the lever's name. Only what is right is in the first result. The search
+    ends after `problems.MOST` problems.
     """
     return _check(values, LEVERS)
 
@@ -48,6 +49,8 @@ def _check(values: Mapping[str, Any], allowed: Collection[str]) -> tuple[dict[st
     good: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in values.items():
+        if len(problems) >= MOST:
+            break
         if name not in allowed:
             problems.append(unknown_key((name,), allowed, "lever"))
             continue

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Loc = tuple[str | int, ...]
 """A place inside a mapping: keys and list positions from the root."""
 
-_MOST_SHOWN = 50
+MOST = 50
+"""Problems after which the search ends: the nearest words of thousands would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,14 @@ def error(code: str, subject: str, found: Sequence[tuple[str, Problem]], remedy:
     `subject` names what was read, `remedy` is the next step where the problems have none or are several.
     """
     violations = []
-    for place, p in found[:_MOST_SHOWN]:
+    for place, p in found[:MOST]:
         where = f"{place}: {dotted(p.loc)}: " if p.loc else f"{place}: "
         violations.append({"code": p.code, "message": where + p.message, "remedy": p.remedy})
     if len(found) == 1:
         e = usage(code, violations[0]["message"], violations[0]["remedy"] or remedy)
     else:
-        e = usage(code, f"{subject}: {len(found)} problems", remedy)
+        count = str(len(found)) if len(found) < MOST else f"{MOST} or more"
+        e = usage(code, f"{subject}: {count} problems", remedy)
     e.violations = violations
     return e
 
@@ -121,6 +123,8 @@ def from_validation(error: ValidationError, model: type[BaseModel], prefix: Loc 
     """
     out: list[Problem] = []
     for e in error.errors(include_url=False):
+        if len(out) >= MOST:
+            break
         loc: Loc = prefix + e["loc"]
         kind, ctx = e["type"], e.get("ctx", {})
         if kind == "extra_forbidden":

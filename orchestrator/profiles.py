@@ -17,7 +17,9 @@ from orchestrator.errors import LlmserveError, usage
 from orchestrator.goals import GOALS
 from orchestrator.levers import LEVERS
 from orchestrator.problems import Loc, Problem, dotted, error, from_validation, nearest, shown, unknown_key
-from orchestrator.profile_schema import Profile
+from orchestrator.profile_schema import EngineArgs, Profile, Slo, Supervision, Workload
+
+__all__ = ["EngineArgs", "Profile", "Resolved", "Slo", "Supervision", "Workload", "load", "resolve"]
 
 _CODE = "bad_profile"
 _HELP = "`llmserve profiles schema` lists every key"
@@ -297,7 +299,7 @@ def _validated(layers: Sequence[_Layer]) -> Resolved:
         problems = from_validation(e, Profile)
         code = "bad_set" if any(_origin(origins, p.loc) == "--set" for p in problems) else _CODE
         found = [(_origin(origins, p.loc), p) for p in problems]
-        raise error(code, "the profile with its options", found, _HELP) from None
+        raise error(code, ", ".join(dict.fromkeys(place for place, _ in found)), found, _HELP) from None
     return Resolved(profile, {dotted(k): v for k, v in origins.items()}, frozenset(dotted(k) for k in user))
 
 

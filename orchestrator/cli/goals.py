@@ -32,7 +32,7 @@ def goals(
     goal: Annotated[
         str | None,
         typer.Argument(
-            metavar="[GOAL]", help="Only this goal.", autocompletion=complete_goal, show_default=False
+            metavar="GOAL", help="Only this goal.", autocompletion=complete_goal, show_default=False
         ),
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="How each strategy works, and every claim.")] = False,

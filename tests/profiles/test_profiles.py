@@ -166,6 +166,15 @@ def test_every_problem_of_a_file_is_named_with_line_key_and_nearest(home: Path) 
     }
 
 
+def test_thousands_of_wrong_keys_end_in_one_short_error(home: Path) -> None:
+    levers = "".join(f"  max_num_seq{i}: 1\n" for i in range(4000))
+    keys = "".join(f"goal{i}: 1\n" for i in range(4000))
+    (home / "bad.yaml").write_text(f"profile: bad\ngoal: edge\nlevers:\n{levers}{keys}")
+    e = refusal(profile="bad")
+    assert e.message.endswith(": 50 or more problems")
+    assert len(e.violations) == 50
+
+
 def test_problems_of_a_base_are_named_with_the_bases_file(home: Path) -> None:
     (home / "base.yaml").write_text("profile: base\ngoal: edge\nlevers: {thread: 1}\n")
     (home / "top.yaml").write_text("profile: top\nextends: base\nlevers: {block: 1}\n")
