@@ -1,8 +1,8 @@
 """The header of a GGUF file: metadata and tensor sizes, never weights.
 
 Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian: magic, u32 version,
-u64 tensors, u64 pairs; each pair a string key, u32 type, value; each tensor a string name, u32 dimensions, u64 each,
-u32 type, u64 offset; then padding to the alignment and the data.
+u64 tensors, u64 pairs; each pair a string key, u32 type, value; each tensor a string name, u32 dimensions,
+u64 each, u32 type, u64 offset; then padding to the alignment and the data.
 
 The header is hostile input. Every count is held against the bytes that are left before anything is made of
 it, long strings and arrays are passed over, and what is kept is bounded, so memory stays under a few
@@ -174,7 +174,7 @@ def _tensors(at: _Cursor, version: int, values: dict[str, Any], tensors: int) ->
     start = -(-at.position // alignment) * alignment
     if start + end > at.source.size and tensors:
         raise Damaged(
-            f"is cut: {at.source.size:,} bytes of {start + end:,} are there (the last tensor is {last[:80]!r})"
+            f"is cut: {at.source.size:,} bytes of {start + end:,} are there (last tensor {last[:80]!r})"
         )
     total = by_type.total() if not unknown else max(at.source.size - start, 0)
     return GgufHeader(

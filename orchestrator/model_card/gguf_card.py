@@ -22,6 +22,12 @@ def split_files(name: str) -> list[str]:
     return [f"{m['stem']}-{i:05d}-of-{m['count']}.gguf" for i in range(1, int(m["count"]) + 1)]
 
 
+def stem(name: str) -> str:
+    """What a GGUF file is called without its suffix and the number of its part."""
+    m = _SPLIT.match(name)
+    return m["stem"] if m else name.removesuffix(".gguf")
+
+
 def read_gguf(path: Path, source: str, name: str) -> ModelCard:
     """The card of a GGUF file, or of a split one by its first shard.
 
