@@ -1,0 +1,249 @@
+"""The embedded llama.cpp server: `python -P -m orchestrator.engines.llamacpp.embedded`.
+
+It takes llama-server's command line (`embedded_flags.yaml` says which flags) and serves with the same C++
+server, out of the xllamacpp package, in a process of its own. What is different from llama-server:
+
+- The first SIGTERM or SIGINT closes the listening socket and lets running requests finish, then exits 0.
+  llama-server cuts them and hangs. A second signal exits 1 at once.
+- While the model loads both signals end the process at once, as llama-server's do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.engines.llamacpp.embedded_args import (
+    EmbeddedFlag,
+    EnumName,
+    Refused,
+    Table,
+    listing,
+    load_table,
+    parse,
+)
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_POLL_S = 0.05
+_CLEANUP_LIMIT_S = 10
+_WINDOW_S = 0.5
+_IDLE_SHARE = 0.01
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LISTEN, _ESTABLISHED = "0A", "01"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal; the exit code is llama-server's. A refused command line exits 1."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    for number in _STOP_SIGNALS:
+        # loading holds the interpreter's lock, so a Python handler would run only after it
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        import xllamacpp.xllamacpp as library
+    except ImportError as e:
+        print(f"error: xllamacpp cannot be imported: {e}", file=sys.stderr)
+        return 1
+    table = load_table().narrowed(lambda flag: _honoured(flag, library))
+    if "--list-flags" in args:
+        print(json.dumps({"flags": listing((*table.flags, *table.removed))}))
+        return 0
+    if {"-h", "--help", "--usage"} & set(args):
+        _print_help(table)
+        return 0
+    if "--version" in args:
+        print(f"version: {_version()} (embedded over xllamacpp)", file=sys.stderr)
+        return 0
+    try:
+        settings = parse(args, os.environ, table)
+    except Refused as refusal:
+        print(refusal, file=sys.stderr)
+        return 1
+    if not settings.get("model.path"):
+        print("error: --model is required: the embedded server has no router mode", file=sys.stderr)
+        return 1
+    return _serve(library, settings)
+
+
+def _serve(library: ModuleType, settings: dict[str, Any]) -> int:
+    params = library.CommonParams()
+    # llama-server's own default; the library's is any free port
+    apply(params, {"port": 8080} | settings, library)
+    try:
+        server = [library.Server(params)]
+    except (RuntimeError, OSError) as e:
+        # the library has already logged the cause
+        print(f"error: {e}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+    wake, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    _await_signal(wake, None)
+    sockets = _own_sockets()
+    port = server[0].listening_address.rsplit(":", 1)[-1]
+    _close_listener(sockets, port)
+    load = _LoadMeter()
+    while _connections(port) and load.working():
+        if _await_signal(wake, _POLL_S):
+            print("second interrupt, terminating immediately", file=sys.stderr, flush=True)
+            os._exit(1)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    # the destructor joins the library's threads while it holds the interpreter's lock
+    faulthandler.dump_traceback_later(_CLEANUP_LIMIT_S, exit=True)
+    server.clear()
+    faulthandler.cancel_dump_traceback_later()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _LoadMeter:
+    """Tells a running request from a connection that a client merely keeps: the server's threads compute."""
+
+    def __init__(self) -> None:
+        self._since, self._used_s = time.monotonic(), self._cpu_s()
+
+    @staticmethod
+    def _cpu_s() -> float:
+        return time.process_time() - time.thread_time()
+
+    def working(self) -> bool:
+        """False once a whole window has passed in which the other threads used next to no time."""
+        passed_s = time.monotonic() - self._since
+        if passed_s < _WINDOW_S:
+            return True
+        used_s = self._cpu_s()
+        share = (used_s - self._used_s) / passed_s
+        self._since, self._used_s = time.monotonic(), used_s
+        return share > _IDLE_SHARE
+
+
+def _await_signal(wake: int, timeout_s: float | None) -> bool:
+    ready, _, _ = select.select([wake], [], [], timeout_s)
+    return bool(ready and os.read(wake, 1))
+
+
+def apply(params: Any, settings: dict[str, Any], library: ModuleType) -> None:
+    """Write parsed settings onto a CommonParams. Raises AttributeError for a path it does not have."""
+    for path, value in settings.items():
+        if path == "sampler_bits":
+            enum = library.common_params_sampling_config
+            params.sampling.user_sampling_config |= sum({int(enum[name]) for name in value})
+            continue
+        *owners, name = path.split(".")
+        owner = params
+        for part in owners:
+            owner = getattr(owner, part)
+        setattr(owner, name, _native(value, getattr(owner, name), library))
+
+
+def _native(value: Any, old: Any, library: ModuleType) -> Any:
+    if isinstance(value, EnumName):
+        return getattr(library, value.enum)[value.member]
+    if isinstance(old, set):
+        return set(value)
+    if isinstance(value, list):
+        values = [_native(v, None, library) for v in value]
+        if old and isinstance(old, list) and isinstance(values[0], (int, float)):
+            # fixed-length lists, one place a device: a single size is every device's, shares end in zeros
+            fill = values[0] if len(values) == 1 and isinstance(values[0], int) else type(values[0])(0)
+            return (values + [fill] * len(old))[: len(old)]
+        return values
+    return type(old)(value) if isinstance(old, (bool, float)) else value
+
+
+def _honoured(flag: EmbeddedFlag, library: ModuleType) -> bool:
+    """Whether the installed library has the attributes and enum members that a flag needs."""
+    for path in flag.attr:
+        owner: Any = library.CommonParams()
+        for part in path.lstrip("!").split("."):
+            owner = getattr(owner, part, None)
+            if owner is None:
+                return False
+    if flag.enum and flag.choices:
+        members = getattr(library, flag.enum, None)
+        return members is not None and all(m in members.__members__ for m in flag.choices.values())
+    return True
+
+
+def _own_sockets() -> dict[str, int]:
+    """Socket inodes of this process, each with its descriptor."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found[target[8:-1]] = int(fd)
+    return found
+
+
+def _tcp(port: str, state: str) -> list[str]:
+    """Inodes of TCP sockets with this local port and state, of the whole network namespace."""
+    wanted = f"{int(port):04X}" if port.isdigit() else ""
+    inodes = []
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{name}", encoding="ascii") as f:
+                rows = [line.split() for line in f][1:]
+        except OSError:
+            continue
+        inodes += [r[9] for r in rows if r[3] == state and r[1].rpartition(":")[2] == wanted]
+    return inodes
+
+
+def _close_listener(sockets: dict[str, int], port: str) -> None:
+    """New connections are refused from here on; those that are open stay.
+
+    The server cuts its streams once its accept loop ends, so the loop is kept: a socket that nobody knows
+    takes the listener's place, and one connection wakes the loop out of the old one, which then closes.
+    """
+    for inode in _tcp(port, _LISTEN):
+        if inode not in sockets:
+            continue
+        with socket.socket(fileno=os.dup(sockets[inode])) as old, socket.socket() as unknown:
+            family, address = old.family, old.getsockname()
+            unknown.bind(("127.0.0.1", 0))
+            unknown.listen(1)
+            os.dup2(unknown.fileno(), sockets[inode], inheritable=False)
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
+        with socket.socket(family) as waker, contextlib.suppress(OSError):
+            waker.settimeout(1)
+            waker.connect((reachable, *address[1:]))
+
+
+def _connections(port: str) -> bool:
+    mine = _own_sockets()
+    return any(inode in mine for inode in _tcp(port, _ESTABLISHED))
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("xllamacpp")
+
+
+def _print_help(table: Table) -> None:
+    print("----- embedded server: flags of llama-server that xllamacpp can honour -----\n")
+    for text in ("-h, --help, --usage", "--version", "--list-flags"):
+        print(text)
+    for flag in (*table.flags, *table.removed):
+        print(flag.usage(), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
