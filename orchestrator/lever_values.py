@@ -14,7 +14,19 @@ AUTO = "auto"
 """The value of a lever that the planner decides; the same as not naming it."""
 
 SPECULATIVE_METHODS = ("ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp")
-"""vLLM's names of the ways to guess tokens."""
+"""The neutral names of the ways to guess tokens, vLLM's. An engine's own names pass too; it judges them."""
+
+_METHOD = r"[a-z0-9][a-z0-9_-]{0,62}"
+# least and most of each figure that a way to guess may take
+_SPECULATIVE_FIGURES = {
+    "num_tokens": (1, 10_000, "tokens guessed in one step"),
+    "min_tokens": (0, 10_000, "fewer guessed tokens than these are not checked"),
+    "prompt_lookup_min": (1, 10_000, "shortest run of tokens that is looked up (n-gram)"),
+    "prompt_lookup_max": (1, 10_000, "longest run of tokens that is looked up (n-gram)"),
+    "size_n": (1, 10_000, "run of tokens that is looked up (n-gram of llama.cpp)"),
+    "min_hits": (1, 10_000, "times it must have been seen before (n-gram of llama.cpp)"),
+    "p_min": (0, 1, "smallest probability at which the draft goes on"),
+}
 
 _UNITS = {
     "B": 1,
@@ -154,21 +166,20 @@ def _speculative(loc: Loc, value: Any) -> tuple[Any, list[Problem]]:
         return value, []
     if not isinstance(value, Mapping):
         return None, [_off_problem(loc, value, "a mapping with method, model and num_tokens")]
-    problems = [
-        unknown_key((*loc, k), ("method", "model", "num_tokens"))
-        for k in value
-        if k not in ("method", "model", "num_tokens")
-    ]
+    known = ("method", "model", *_SPECULATIVE_FIGURES)
+    problems = [unknown_key((*loc, k), known) for k in value if k not in known]
+    method = value.get("method")
     if "method" not in value:
         problems.append(_missing(loc, "method", f"add method: one of {', '.join(SPECULATIVE_METHODS)}"))
-    elif value["method"] not in SPECULATIVE_METHODS:
-        problems.append(not_a_choice((*loc, "method"), value["method"], SPECULATIVE_METHODS))
-    elif value["method"] == "draft_model" and value.get("model") is None:
+    elif not isinstance(method, str) or not re.fullmatch(_METHOD, method):
+        problems.append(not_a_choice((*loc, "method"), method, SPECULATIVE_METHODS))
+    elif method == "draft_model" and value.get("model") is None:
         problems.append(_missing(loc, "model", "add model: a small model of the same vocabulary"))
     if value.get("model") is not None:
         problems += _name((*loc, "model"), value["model"])
-    if "num_tokens" in value:
-        problems += _count((*loc, "num_tokens"), value["num_tokens"])
+    for key, (least, most, _) in _SPECULATIVE_FIGURES.items():
+        if key in value:
+            problems += _figure((*loc, key), value[key], least, most)
     return dict(value), problems
 
 
@@ -182,7 +193,7 @@ def _disaggregation(loc: Loc, value: Any) -> tuple[Any, list[Problem]]:
     out = dict(value)
     for part in ("prefill", "decode"):
         if part in value:
-            problems += _count((*loc, part), value[part])
+            problems += _figure((*loc, part), value[part], 1, 10_000)
         else:
             problems.append(_missing(loc, part, f"add {part}: the number of {part} servers"))
     if "connector" in value:
@@ -200,10 +211,14 @@ def _missing(loc: Loc, key: str, remedy: str) -> Problem:
     return Problem((*loc, key), "missing_key", f"the key `{key}` is missing", remedy)
 
 
-def _count(loc: Loc, value: Any) -> list[Problem]:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 10_000:
+def _figure(loc: Loc, value: Any, least: int, most: int) -> list[Problem]:
+    """Wrong unless a whole number of a range; the range 0 to 1 is a share and takes fractions."""
+    share = most == 1
+    is_number = isinstance(value, (int, float) if share else int) and not isinstance(value, bool)
+    if is_number and least <= value <= most:
         return []
-    return [Problem(loc, "bad_value", f"{shown(value)} is not a whole number from 1 to 10000")]
+    what = "a number" if share else "a whole number"
+    return [Problem(loc, "bad_value", f"{shown(value)} is not {what} from {least} to {most}")]
 
 
 def json_schema() -> dict[str, Any]:
@@ -257,15 +272,22 @@ def _lever_schema(lever: Lever) -> dict[str, Any]:
 
 
 def _speculative_schema() -> dict[str, Any]:
+    # the names apart from the pattern: editors offer an enum's members
+    method = {"anyOf": [{"enum": list(SPECULATIVE_METHODS)}, {"type": "string", "pattern": f"^{_METHOD}$"}]}
+    figures = {
+        key: {"type": "number" if most == 1 else "integer", "minimum": least, "maximum": most}
+        | {"description": meaning}
+        for key, (least, most, meaning) in _SPECULATIVE_FIGURES.items()
+    }
     return {
         "type": "object",
         "additionalProperties": False,
         "required": ["method"],
         "properties": {
-            "method": {"enum": list(SPECULATIVE_METHODS), "description": "how tokens are guessed"},
+            "method": {"description": "how tokens are guessed"} | method,
             "model": {"anyOf": [_NAME, {"type": "null"}], "description": "the draft model or trained head"},
-            "num_tokens": _COUNT | {"description": "tokens guessed in one step"},
-        },
+        }
+        | figures,
     }
 
 

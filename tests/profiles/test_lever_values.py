@@ -41,6 +41,7 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("cuda_graph", 64, 64),
     ("speculative", "off", "off"),
     ("speculative", {"method": "ngram"}, {"method": "ngram"}),
+    ("speculative", {"method": "ngram-mod", "min_tokens": 0, "size_n": 3, "p_min": 0.5}, None),
     ("speculative", {"method": "draft_model", "model": "x", "num_tokens": 4}, None),
     ("disaggregation", "off", "off"),
     ("disaggregation", {"prefill": 1, "decode": 2, "connector": "nixl"}, None),
@@ -80,7 +81,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("cuda_graph", 0, "write off"),
     ("speculative", False, "write off"),
     ("speculative", {"methd": "ngram"}, "did you mean `method`?"),
-    ("speculative", {"method": "n-gram"}, "did you mean `ngram`?"),
+    ("speculative", {"method": "N gram"}, "did you mean `ngram`?"),
+    ("speculative", {"method": ["ngram"]}, ""),
+    ("speculative", {"method": "ngram", "p_min": 1.5}, ""),
+    ("speculative", {"method": "ngram", "num_token": 2}, "did you mean `num_tokens`?"),
     ("speculative", {"method": "ngram", "num_tokens": 0}, ""),
     ("disaggregation", {"prefill": 1}, "add decode: the number of decode servers"),
     (
@@ -107,7 +111,7 @@ def test_a_draft_model_needs_a_model() -> None:
 
 
 def test_all_problems_are_found_at_once() -> None:
-    _, problems = check({"max_num_seq": 1, "threads": 0, "speculative": {"method": "x", "n": 1}})
+    _, problems = check({"max_num_seq": 1, "threads": 0, "speculative": {"method": 1, "n": 1}})
     assert len(problems) == 4
 
 
