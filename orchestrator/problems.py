@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from orchestrator.errors import LlmserveError, usage
 
@@ -191,5 +191,6 @@ def _hint(kind: str, value: Any) -> str:
 def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     current: Any = model
     for part in loc:
-        current = current.model_fields[part].annotation
+        # a position leads into a list's items
+        current = get_args(current)[0] if isinstance(part, int) else current.model_fields[part].annotation
     return list(current.model_fields)

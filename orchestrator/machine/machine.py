@@ -9,15 +9,10 @@ from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 
-_STRICT = {"extra": "forbid"}
-"""For the pydantic that reads machine files: an unknown key is an error."""
-
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A process that holds memory of a GPU. `name` is None where it cannot be seen."""
-
-    __pydantic_config__ = _STRICT
 
     pid: int
     memory_bytes: int | None
@@ -27,8 +22,6 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One device, or one MIG slice (`mig` True, `uuid` begins with "MIG-")."""
-
-    __pydantic_config__ = _STRICT
 
     index: int
     uuid: str
@@ -49,8 +42,6 @@ LinkKind = Literal["nvlink", "pcie-switch", "pcie-host", "cross-socket", "unknow
 class Link:
     """The best path between two GPUs, by UUID. `bandwidth_gbps` in GB/s one way, None where unknown."""
 
-    __pydantic_config__ = _STRICT
-
     a: str
     b: str
     kind: LinkKind
@@ -64,8 +55,6 @@ class Machine:
     of RAM and cgroup limit; `memory_available_bytes` what can be had now. `source` is "measured" or the file.
     `nodes` above 1 only in machine files.
     """
-
-    __pydantic_config__ = _STRICT
 
     name: str
     source: str

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from orchestrator.machine.machine import Gpu, Holder, Link, LinkKind, Machine
+from orchestrator.problems import Problem, Problems, shown
+
+_MOST_GPUS = 256
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{middle}b": base**power
@@ -26,12 +21,13 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def size_bytes(value: Any) -> int:
-    """Bytes of a number, or of text such as "64GiB", "23034 MiB", "24GB". Raises ValueError."""
+    """Bytes of a number, or of text such as "64GiB", "23034 MiB", "24GB". Raises Problems."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})\s*", str(value))
+    match = re.fullmatch(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})\s*", str(value), re.ASCII)
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError("a size is bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+        remedy = "write bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+        raise Problems([Problem((), "bad_value", f"{shown(value)} is no size", remedy)])
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
@@ -48,6 +44,10 @@ Size = Annotated[int, BeforeValidator(size_bytes), Field(ge=0, le=1 << 60)]
 Cores = Annotated[int, Field(ge=1, le=1 << 16)]
 Name = Annotated[str, BeforeValidator(_text), Field(min_length=1, max_length=200)]
 Kind = Annotated[LinkKind, BeforeValidator(_link_kind)]
+
+
+def _across(key: str, message: str, remedy: str = "") -> Problems:
+    return Problems([Problem((key,), "bad_value", message, remedy or f"correct `{key}`")])
 
 
 class GpuEntry(BaseModel):
@@ -67,7 +67,7 @@ class GpuEntry(BaseModel):
     @model_validator(mode="after")
     def _free_fits(self) -> GpuEntry:
         if self.free is not None and self.memory is not None and self.free > self.memory:
-            raise ValueError("free is more than memory")
+            raise _across("free", "`free` is more than `memory`")
         return self
 
 
@@ -95,33 +95,40 @@ class MachineFile(BaseModel):
     @model_validator(mode="after")
     def _memory_is_complete(self) -> MachineFile:
         if self.memory_available is not None and self.memory_available > self.memory:
-            raise ValueError("memory_available is more than memory")
-        if not self.unified_memory and any(g.memory is None for g in self.gpus):
-            raise ValueError("a GPU has no memory given; only with unified_memory: true it needs none")
+            raise _across("memory_available", "`memory_available` is more than `memory`")
+        bare = [i for i, g in enumerate(self.gpus) if g.memory is None]
+        if bare and not self.unified_memory:
+            remedy = "add `memory: ...`, or `unified_memory: true` where it uses the host's"
+            raise Problems([Problem(("gpus", bare[0]), "missing_key", "the key `memory` is missing", remedy)])
+        if sum(g.count for g in self.gpus) > _MOST_GPUS:
+            raise _across("gpus", f"more than {_MOST_GPUS} GPUs", "describe one machine, and set `nodes`")
         return self
 
 
-def exact_machine(data: dict[str, Any]) -> Machine:
-    """The dataclass from its own JSON. Raises pydantic.ValidationError."""
-    machine: Machine = _ADAPTER.validate_python(data)
-    return machine
+def _form(kind: type[Any], **inner: Any) -> type[BaseModel]:
+    """A strict pydantic model with a dataclass's fields; `inner` replaces the types of nested ones."""
+    hints = get_type_hints(kind)
+    fields: dict[str, Any] = {
+        f.name: (inner.get(f.name, hints[f.name]), ... if f.default is dataclasses.MISSING else f.default)
+        for f in dataclasses.fields(kind)
+    }
+    form: type[BaseModel] = create_model(kind.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    return form
 
 
-def _sane(machine: Machine) -> Machine:
-    sizes = [machine.memory_total_bytes, machine.memory_limit_bytes, machine.memory_available_bytes]
-    sizes += [b for g in machine.gpus for b in (g.memory_bytes, g.free_bytes)]
-    if not 0 < machine.cpus <= 1 << 16 or min(sizes) < 0 or min(machine.logical_cpus, machine.nodes) < 1:
-        raise ValueError("cpus, sizes and counts are positive")
-    return machine
-
-
-_ADAPTER: TypeAdapter[Machine] = TypeAdapter(Annotated[Machine, AfterValidator(_sane)])
-
-
-def keys_at(keys: tuple[int | str, ...], exact: bool) -> list[str]:
-    """The keys that are known where `keys` leads, in the exact or the written form."""
-    inside = next((k for k in reversed(keys[:-1]) if isinstance(k, str)), "")
-    if exact:
-        kinds: dict[Any, type[Any]] = {"gpus": Gpu, "links": Link, "holders": Holder}
-        return [f.name for f in dataclasses.fields(kinds.get(inside, Machine))]
-    return list(GpuEntry.model_fields if inside == "gpus" else MachineFile.model_fields)
+Count = Annotated[int, Field(ge=0)]
+HolderForm = _form(Holder)
+GpuForm = _form(Gpu, memory_bytes=Count, free_bytes=Count, holders=list[HolderForm])  # type: ignore[valid-type]
+ExactFile = _form(
+    Machine,
+    cpus=Annotated[float, Field(gt=0, le=1 << 16, allow_inf_nan=False)],
+    logical_cpus=Cores,
+    physical_cores=Cores,
+    memory_total_bytes=Count,
+    memory_limit_bytes=Count,
+    memory_available_bytes=Count,
+    gpus=list[GpuForm],  # type: ignore[valid-type]
+    links=list[_form(Link)],  # type: ignore[misc]
+    nodes=Cores,
+)
+"""The form that `llmserve machine --json` prints."""
