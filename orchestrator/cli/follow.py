@@ -10,7 +10,7 @@ from orchestrator.errors import Exit, LlmserveError
 if TYPE_CHECKING:
     from orchestrator.supervisor.client import Client
 
-_OVER = ("ready", "degraded", "failed", "stopped")
+OVER = ("ready", "degraded", "failed", "stopped")
 _PHASES = {"fetch": "fetching", "load": "loading the model", "compile": "compiling", "warm-up": "warming up"}
 
 
@@ -28,7 +28,7 @@ def until_ready(client: Client, status: dict[str, Any], weights_bytes: int | Non
     if live:
         live.start()
     try:
-        while status["state"] not in _OVER:
+        while status["state"] not in OVER:
             line = _line(status, weights_bytes)
             if live:
                 live.update(f"{line} [dim]{time.monotonic() - began:.0f} s[/]")

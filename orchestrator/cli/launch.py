@@ -1,7 +1,199 @@
+"""`llmserve launch`: plan, start, prove; then leave it to the daemon, or supervise here."""
+
 from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli import plan_options as options
+from orchestrator.cli.output import Json
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from orchestrator.machine import Machine
+    from orchestrator.plan import Plan
+    from orchestrator.supervisor.supervisor import Supervisor
+
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
+    app.command(epilog="Example: llmserve launch --goal edge")(launch)
+
+
+def launch(
+    goal: options.Goal = None,
+    profile: options.Profile = None,
+    model: options.Model = None,
+    engine: options.Engine = None,
+    set_: options.Set = [],  # noqa: B006
+    name: options.Name = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once, do not wait for ready.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Supervise in this process until SIGTERM or Ctrl-C.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop it, exit 4, where a planned lever is not in effect.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Plan for a goal, start the engine, prove that it runs as planned, and keep it so."""
+    import sys
+
+    from orchestrator.errors import refused, usage
+
+    if detach and foreground:
+        raise usage("not_both", "--detach and --foreground do not go together", "leave one out")
+    if not sys.platform.startswith("linux"):
+        raise refused("not_linux", f"servers run on Linux, this is {sys.platform}", "llmserve plan works")
+    asked = {
+        "goal": goal,
+        "profile": profile,
+        "model": model,
+        "engine": engine,
+        "sets": set_,
+        "name": name,
+        "host": host,
+        "port": port,
+    }
+    if foreground:
+        _in_foreground(asked, strict, json_output)
+    else:
+        _by_daemon(asked, detach, strict, json_output)
+
+
+def _by_daemon(asked: Mapping[str, Any], detach: bool, strict: bool, as_json: bool) -> None:
+    import os
+
+    from orchestrator.cli.follow import show_ready, started, until_ready
+    from orchestrator.cli.output import console, emit, notes
+    from orchestrator.machine import measure
+    from orchestrator.machine.files import from_json
+    from orchestrator.supervisor import client
+
+    # the machine as the daemon may use it; one not started yet will be given what this command is given
+    running = client.running()
+    machine = from_json(running.machine()) if running else measure()
+    name, plan = _planned(asked, machine, as_json)
+    daemon = running or client.start()
+    began = time.monotonic()
+    status = daemon.launch(name, plan, os.environ)
+    if detach:
+        if as_json:
+            emit(status)
+        else:
+            console().print(f"{name} is starting; llmserve status {name}, llmserve logs -f {name}")
+        return
+    try:
+        status = until_ready(daemon, status, _weights_bytes(plan))
+    except KeyboardInterrupt:
+        notes().print(f"interrupted: stopping {name}")
+        daemon.stop(name)
+        raise
+    if strict and status["state"] == "degraded":
+        daemon.stop(name)
+    started(status, strict)
+    if as_json:
+        emit(status)
+    else:
+        show_ready(status, time.monotonic() - began)
+
+
+def _in_foreground(asked: Mapping[str, Any], strict: bool, as_json: bool) -> None:
+    import asyncio
+
+    from orchestrator.errors import refused
+    from orchestrator.machine import measure
+    from orchestrator.supervisor import client
+    from orchestrator.supervisor.daemon import lock, serve
+
+    daemon = client.running()
+    if daemon is not None:
+        busy = daemon.daemon()
+        if busy["deployments"]:
+            raise refused(
+                "daemon_running",
+                f"a daemon (pid {busy['pid']}) keeps {busy['deployments']} deployment(s) here already",
+                "launch without --foreground, or set LLMSERVE_HOME to a folder of its own",
+            )
+        daemon.shut_down(False)
+        client.wait_gone(daemon)
+    handle = lock()
+    name, plan = _planned(asked, measure(), as_json)
+    ended: list[BaseException | None] = []
+
+    async def deployment(supervisor: Supervisor, over: asyncio.Event) -> None:
+        try:
+            await _keep(supervisor, over, name, plan, strict, as_json)
+            ended.append(None)
+        except Exception as e:
+            ended.append(e)
+        over.set()
+
+    asyncio.run(serve(deployment, handle, on_end=lambda supervisor: _stop(supervisor, name)))
+    if ended and ended[0] is not None:
+        raise ended[0]
+
+
+async def _keep(
+    supervisor: Supervisor, over: asyncio.Event, name: str, plan: Plan, strict: bool, as_json: bool
+) -> None:
+    """Launch, say when it is ready, and return when it has ended."""
+    import os
+
+    from orchestrator.cli.follow import OVER, show_ready, started
+    from orchestrator.cli.output import emit, notes
+    from orchestrator.supervisor.lifecycle import ENDED
+
+    began = time.monotonic()
+    deployment = await supervisor.launch(name, plan, os.environ)
+    phase = None
+    while deployment.life.state not in OVER:
+        if deployment.life.phase != phase:
+            phase = deployment.life.phase
+            notes().print(f"{time.monotonic() - began:5.1f} s  {phase}")
+        await deployment.wait_change(deployment.revision, 30)
+    status = deployment.status()
+    started(status, strict)
+    if as_json:
+        emit(status)
+    else:
+        show_ready(status, time.monotonic() - began)
+    while deployment.life.state not in ENDED:
+        await deployment.wait_change(deployment.revision, 30)
+    if deployment.life.state == "failed":
+        started(deployment.status())
+
+
+async def _stop(supervisor: Supervisor, name: str) -> None:
+    from orchestrator.cli.output import notes
+
+    if name in supervisor.deployments:
+        report = await supervisor.deployments[name].stop()
+        left = len(report["survivors"])
+        notes().print(f"{name} stopped: {report['lost']} requests lost, {left} processes left")
+
+
+def _planned(asked: Mapping[str, Any], machine: Machine, as_json: bool) -> tuple[str, Plan]:
+    """The deployment's name and its plan, shown in short; refused here where it has violations."""
+    from orchestrator.cli.output import console
+    from orchestrator.cli.plan_view import refusal, show_short
+    from orchestrator.planning.inputs import gather
+    from orchestrator.planning.planner import make_plan
+
+    inputs = gather(**asked, machine_file=None, machine=machine, launching=True)
+    plan = make_plan(inputs)
+    if plan.violations:
+        raise refusal(plan)
+    if not as_json:
+        show_short(console(), plan)
+    return inputs.name, plan
+
+
+def _weights_bytes(plan: Plan) -> int | None:
+    weights = plan.predictions.get("weights_bytes")
+    return int(weights.value) if weights and weights.value else None

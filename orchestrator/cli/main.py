@@ -112,7 +112,9 @@ def main() -> None:
             raise
         message = getattr(e, "format_message", None)
         if message is not None:
-            _report(LlmserveError("usage", message(), "see `llmserve --help`", exit_code=Exit.USAGE))
+            # typer's "no arguments" has shown the help already and says nothing more
+            if message():
+                _report(LlmserveError("usage", message(), "see `llmserve --help`", exit_code=Exit.USAGE))
             code = Exit.USAGE
         else:
             _report(

@@ -62,11 +62,12 @@ def lock() -> IO[str]:
 async def serve(
     started: Callable[[Supervisor, asyncio.Event], Coroutine[Any, Any, None]] | None = None,
     handle: IO[str] | None = None,
+    on_end: Callable[[Supervisor], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Supervise until SIGTERM, SIGINT or `daemon stop`; engines are left running.
 
-    `started` is run beside it, once deployments are adopted; setting its event ends the daemon.
-    Raises AlreadyRunning.
+    `started` is run beside it, once deployments are adopted; setting its event ends the daemon. `on_end` is
+    run to its end before the daemon lets go of its deployments. Raises AlreadyRunning.
     """
     handle = handle or lock()
     path = check_socket(socket_file())
@@ -93,6 +94,8 @@ async def serve(
         if not over.is_set():
             await over.wait()
     finally:
+        if on_end:
+            await on_end(supervisor)
         for task in (ended, *tasks):
             task.cancel()
         await asyncio.gather(ended, *tasks, return_exceptions=True)

@@ -20,6 +20,7 @@ from orchestrator.supervisor.store import (
 )
 
 FIRST_PORT = 8000
+_BEGUN_S = 15.0
 
 
 class Supervisor:
@@ -85,6 +86,7 @@ class Supervisor:
             self.deployments[name] = deployment
             deployment.begin()
             deployment.post(lc.Launched())
+            await deployment.wait_change(0, _BEGUN_S)
         return deployment
 
     @staticmethod
