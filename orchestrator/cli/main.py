@@ -107,6 +107,18 @@ def main() -> None:
         # the reader went away (`| head`): nothing more to say, and nothing to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.DONE
+    except OSError as e:
+        if os.environ.get("LLMSERVE_DEBUG"):
+            raise
+        where = f": {e.filename}" if e.filename else ""
+        _report(
+            LlmserveError(
+                "system",
+                f"{e.strerror or e}{where}",
+                "look at the path's permissions and at free space (df -h)",
+            )
+        )
+        code = Exit.UNEXPECTED
     except Exception as e:
         if os.environ.get("LLMSERVE_DEBUG"):
             raise

@@ -20,6 +20,8 @@ from orchestrator.supervisor.environment import allowed
 
 PROTOCOL = 1
 _START_S = 20.0
+_ANSWER_S = 10.0
+_SPAWN_S = 30.0
 
 
 class Client:
@@ -28,7 +30,7 @@ class Client:
     def __init__(self) -> None:
         self.socket = check_socket(socket_file())
         self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://daemon", timeout=None
+            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://daemon"
         )
 
     def daemon(self) -> dict[str, Any]:
@@ -55,24 +57,32 @@ class Client:
         query: dict[str, str] = {"env": "1"} if env else {}
         if after is not None:
             query |= {"after": str(after), "wait_s": str(wait_s)}
-        return self._ask("GET", f"/v1/deployments/{name}", query=query)
+        return self._ask("GET", f"/v1/deployments/{name}", query=query, within_s=wait_s + _ANSWER_S)
 
     def stop(self, name: str) -> dict[str, Any]:
         """Returns when the stop is proved."""
-        return self._ask("POST", f"/v1/deployments/{name}/stop")
+        return self._ask("POST", f"/v1/deployments/{name}/stop", within_s=None)
 
     def restart(self, name: str) -> dict[str, Any]:
         """Returns when the restart has begun."""
-        return self._ask("POST", f"/v1/deployments/{name}/restart")
+        return self._ask("POST", f"/v1/deployments/{name}/restart", within_s=_SPAWN_S + _ANSWER_S)
 
     def shut_down(self, stop_all: bool) -> dict[str, Any]:
-        return self._ask("POST", "/v1/daemon/stop", {"all": stop_all})
+        return self._ask("POST", "/v1/daemon/stop", {"all": stop_all}, within_s=None)
 
     def _ask(
-        self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        within_s: float | None = _ANSWER_S,
     ) -> dict[str, Any]:
+        """`within_s` None where the work itself takes as long as it takes (a drain)."""
+        timeout = httpx.Timeout(within_s, connect=_ANSWER_S)
         try:
-            reply = self._http.request(method, path, json=body, params=dict(query or {}))
+            reply = self._http.request(method, path, json=body, params=dict(query or {}), timeout=timeout)
             data = reply.json()
         except (httpx.HTTPError, ValueError) as e:
             raise unreachable(str(e) or type(e).__name__) from None

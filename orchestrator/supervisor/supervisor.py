@@ -46,8 +46,16 @@ class Supervisor:
             await deployment.adopt()
 
     def get(self, name: str) -> Deployment:
-        """Raises LlmserveError (exit 5)."""
+        """Raises LlmserveError: exit 5, or what is damaged where its files cannot be read."""
         if name not in self.deployments:
+            if name in deployment_names():
+                folder = DeploymentFolder(name)
+                folder.plan()
+                raise LlmserveError(
+                    "state_unreadable",
+                    f"{folder.path / 'state.json'} is damaged",
+                    f"move {folder.path} aside; llmserve events {name} still tells what happened",
+                )
             raise no_such_deployment(name, sorted(self.deployments))
         return self.deployments[name]
 
