@@ -165,6 +165,8 @@ def start() -> Client:
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     offset = log.stat().st_size if log.exists() else 0
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    # a daemon started from inside an engine's tree must not be taken for a part of it
+    env = {k: v for k, v in os.environ.items() if k != "LLMSERVE_MARKER"}
     try:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator.supervisor.daemon"],
@@ -173,6 +175,7 @@ def start() -> Client:
             stderr=fd,
             start_new_session=True,
             cwd="/",
+            env=env,
         )
     finally:
         os.close(fd)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from orchestrator.plan import ProcessPlan, bind
 from orchestrator.supervisor import process, shim_client
 from orchestrator.supervisor.process import Identity
-from orchestrator.supervisor.shim import PROTOCOL
 from orchestrator.supervisor.store import DeploymentFolder
 
 _LOG_MAX_BYTES = 64 * 1024 * 1024
@@ -93,7 +90,7 @@ class Run:
         await shim_client.start(
             process_dir,
             {
-                "protocol": PROTOCOL,
+                "protocol": shim_client.PROTOCOL,
                 "deployment": self.folder.name,
                 "process": self.role,
                 "generation": self.generation,
@@ -134,7 +131,13 @@ class Run:
 
     def members(self) -> list[Identity]:
         """Every living process of the run."""
-        return process.members(self.marker, self.leader.pid if self.leader else None, self.leader)
+        return process.members(self.marker, self._session(), self.leader)
+
+    def _session(self) -> int | None:
+        return self.leader.pid if self.leader else None  # the shim makes the leader its session's head
+
+    async def _sweep(self) -> list[Identity]:
+        return await asyncio.to_thread(process.sweep, self.marker, self._session(), self.leader)
 
     def log_text(self) -> str:
         """This run's log: whole up to 4 MiB, beyond that its first and last 2 MiB."""
@@ -165,13 +168,7 @@ class Run:
 
     def resident_bytes(self) -> int | None:
         """Memory of the leader, mapped weights included; None where it is gone."""
-        if self.leader is None:
-            return None
-        try:
-            pages = Path(f"/proc/{self.leader.pid}/statm").read_text(encoding="ascii").split()[1]
-        except (OSError, IndexError):
-            return None
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return process.rss_bytes(self.leader.pid) if self.leader else None
 
     async def signal(self, signum: int) -> None:
         """To the leader, by the shim, or directly where the shim is gone."""
@@ -186,11 +183,11 @@ class Run:
         try:
             await self._ask_shim({"op": "kill"}, 15)
         except (OSError, TimeoutError):
-            await asyncio.to_thread(process.sweep, self.marker)
+            await self._sweep()
 
     async def _ask_shim(self, op: dict[str, Any], timeout_s: float) -> None:
         await shim_client.request(
-            self.folder.process_dir(self.role), {"protocol": PROTOCOL, **op}, timeout_s=timeout_s
+            self.folder.process_dir(self.role), {"protocol": shim_client.PROTOCOL, **op}, timeout_s=timeout_s
         )
 
     async def leader_dead(self) -> None:
@@ -214,7 +211,7 @@ class Run:
                 leader_dead.cancel()
                 shim_dead.cancel()
         # the shim has emptied the tree; where it could not, this does
-        survivors = await asyncio.to_thread(process.sweep, self.marker)
+        survivors = await self._sweep()
         if self.tmpdir:
             await asyncio.to_thread(shutil.rmtree, self.tmpdir, ignore_errors=True)
         record = self._record("exit.json") or {}
