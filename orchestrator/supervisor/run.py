@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.plan import ProcessPlan, bind
 from orchestrator.supervisor import process, shim_client
 from orchestrator.supervisor.process import Identity
+from orchestrator.supervisor.shim import PROTOCOL
 from orchestrator.supervisor.store import DeploymentFolder
 
 _LOG_MAX_BYTES = 64 * 1024 * 1024
@@ -90,7 +91,7 @@ class Run:
         await shim_client.start(
             process_dir,
             {
-                "protocol": shim_client.PROTOCOL,
+                "protocol": PROTOCOL,
                 "deployment": self.folder.name,
                 "process": self.role,
                 "generation": self.generation,
@@ -186,9 +187,7 @@ class Run:
             await self._sweep()
 
     async def _ask_shim(self, op: dict[str, Any], timeout_s: float) -> None:
-        await shim_client.request(
-            self.folder.process_dir(self.role), {"protocol": shim_client.PROTOCOL, **op}, timeout_s=timeout_s
-        )
+        await shim_client.request(self.folder.process_dir(self.role), op, timeout_s=timeout_s)
 
     async def leader_dead(self) -> None:
         """Returns when the leader is dead, at once where there is none."""
