@@ -1,7 +1,117 @@
+"""`llmserve plan`: what would be launched for a goal, and why. Starts nothing."""
+
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli import output
+from orchestrator.cli import plan_options as options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
 
 def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
+    """Add `plan`."""
+    app.command(epilog="Example: llmserve plan --goal agent --set max_num_seqs=2 --explain")(plan)
+
+
+def plan(
+    goal: options.Goal = None,
+    profile: options.Profile = None,
+    model: options.Model = None,
+    engine: options.Engine = None,
+    machine: options.MachineFile = None,
+    set_: options.Set = [],  # noqa: B006
+    name: options.Name = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every lever with its rule and what was rejected.")
+    ] = False,
+    json_output: output.Json = False,
+) -> None:
+    """Decide every lever for a goal, model, engine and machine; show it with its reasons."""
+    from orchestrator.cli import plan_view
+    from orchestrator.errors import Exit
+    from orchestrator.planning.inputs import gather
+    from orchestrator.planning.planner import make_plan
+
+    with _fetching() as progress:
+        inputs = gather(
+            goal=goal,
+            profile=profile,
+            model=model,
+            engine=engine,
+            machine_file=machine,
+            sets=set_,
+            name=name,
+            host=host,
+            port=port,
+            progress=progress,
+        )
+    made = make_plan(inputs)
+    if json_output:
+        output.emit(plan_view.refused_json(made) if made.violations else made.to_json())
+        raise typer.Exit(Exit.REFUSED if made.violations else Exit.DONE)
+    con = output.console()
+    if explain:
+        plan_view.explain(con, made)
+    elif not made.violations:
+        plan_view.show(con, made)
+    if made.violations:
+        raise plan_view.refusal(made)
+    con.print(f"\nnext: {_same('launch')}", style="dim", markup=False, soft_wrap=True)
+    if not explain:
+        con.print(f"      {_same('plan')} --explain", style="dim", markup=False, soft_wrap=True)
+
+
+def _same(command: str) -> str:
+    """The command line that was typed, for another command; what launch does not take is left out."""
+    import shlex
+    import sys
+
+    words: list[str] = []
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word == "--machine" and command == "launch":
+            next(rest, None)
+        elif not (word in ("plan", "--explain", "--json") or word.startswith("--machine=")):
+            words.append(shlex.quote(word))
+    return " ".join(["llmserve", command, *words])
+
+
+def _fetching() -> AbstractContextManager[Callable[[int, int | None], None]]:
+    """A line on stderr while a model is fetched, and nothing where none is."""
+    import contextlib
+
+    @contextlib.contextmanager
+    def shown() -> Any:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        con = output.notes()
+        columns = (TextColumn("fetching the model"), BarColumn(), DownloadColumn())
+        bar = Progress(*columns, console=con, transient=True, disable=not con.is_terminal)
+        task: Any = None
+        said = False
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal task, said
+            if task is None:
+                bar.start()
+                task = bar.add_task("", total=total)
+            if not said and not con.is_terminal:
+                con.print("fetching the model, once")
+                said = True
+            bar.update(task, completed=done, total=total)
+
+        try:
+            yield progress
+        finally:
+            if task is not None:
+                bar.stop()
+
+    return shown()

@@ -1,0 +1,222 @@
+"""How a plan is shown to a person: short, with its reasons, or refused."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import Exit, LlmserveError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from orchestrator.plan import Decision, Plan
+
+_GIB = 2**30
+_BAR = 40
+
+
+def refusal(plan: Plan) -> LlmserveError:
+    """The error that a plan with violations is: all of them, each with its remedy (exit 3)."""
+    count = len(plan.violations)
+    return LlmserveError(
+        "plan_refused",
+        f"the plan for {plan.goal} with {plan.model['name']} is refused: {count} violation(s)",
+        "nothing was started; `llmserve plan --explain` with the same options shows the whole plan",
+        exit_code=Exit.REFUSED,
+        violations=[{"code": v.code, "message": v.message, "remedy": v.remedy} for v in plan.violations],
+    )
+
+
+def refused_json(plan: Plan) -> dict[str, Any]:
+    """`{schema_version, error, violations, plan}` for a program."""
+    return refusal(plan).to_json() | {"plan": plan.to_json()}
+
+
+def show(con: Console, plan: Plan) -> None:
+    """What would be launched, every lever with its reason, memory, and the command line."""
+    _head(con, plan)
+    con.print()
+    con.print(_levers(plan))
+    con.print()
+    _memory(con, plan)
+    _command(con, plan)
+
+
+def show_short(con: Console, plan: Plan) -> None:
+    """Model, engine and machine, the levers that differ from the engine's defaults on one line each."""
+    _head(con, plan)
+    changed = {n: d for n, d in plan.levers.items() if not d.stock}
+    words = ", ".join(f"{n}={value(d.value, n)}" for n, d in changed.items())
+    con.print(f"[dim]levers[/]   {_plain(words)}", soft_wrap=False)
+
+
+def explain(con: Console, plan: Plan) -> None:
+    """The path through the tree: every lever with rule, reason and what was rejected; then memory."""
+    _head(con, plan)
+    con.print()
+    for what in ("model", "engine"):
+        choice = plan.layout[f"{what}_choice"]
+        con.print(f"[bold cyan]{what}[/] = [bold]{_plain(choice['value'])}[/]  [dim]({choice['rule']})[/]")
+        con.print(f"  {_plain(choice['reason'])}")
+        for r in choice["rejected"]:
+            con.print(f"  [dim]not {_plain(r['value'])}: {_plain(r['why'])}[/]")
+    con.print(f"\n[bold]goal {plan.goal}[/], profile {_plain(plan.profile)}: levers from top to bottom")
+    for name, d in plan.levers.items():
+        _explained(con, name, d)
+    left_out: Mapping[str, str] = plan.layout.get("left_out", {})
+    if left_out:
+        con.print("\n[bold]left out[/]")
+        for name, why in left_out.items():
+            con.print(f"  [dim]{name}: {_plain(why)}[/]")
+    if plan.not_expressible:
+        con.print(f"\n[bold]not expressible on {plan.engine.name}[/]: {', '.join(plan.not_expressible)}")
+    con.print()
+    _memory(con, plan)
+    if plan.steps_down:
+        con.print(f"[dim]should memory run out all the same:[/] {_plain(_lower(plan))}")
+    _command(con, plan)
+
+
+def value(v: Any, lever: str = "") -> str:
+    """A lever's value as it would be written after `--set LEVER=`; bytes in words."""
+    from orchestrator.levers import LEVERS
+    from orchestrator.planning.words import size
+
+    if lever in LEVERS and LEVERS[lever].kind == "bytes" and isinstance(v, int):
+        return size(v)
+    if isinstance(v, bool):
+        return "true" if v else "false"
+    if isinstance(v, Mapping):
+        return "{" + ", ".join(f"{k}: {value(x)}" for k, x in v.items()) + "}"
+    if isinstance(v, (list, tuple)):
+        return "[" + ", ".join(value(x) for x in v) + "]"
+    return str(v)
+
+
+def _head(con: Console, plan: Plan) -> None:
+    from orchestrator.planning.words import size
+
+    m, machine = plan.model, plan.machine
+    facts = [m["quantization"] or m["format"], size(m["weights_bytes"]), f"context {m['context_length']}"]
+    con.print(f"[dim]model[/]    [bold]{_plain(m['name'])}[/]  {_plain(_list(facts))}")
+    engine = plan.engine
+    version = f"{engine.kind} {engine.version}{' (captured)' if engine.captured else ''}"
+    con.print(f"[dim]engine[/]   [bold]{_plain(engine.name)}[/]  {_plain(version)}")
+    gpus = [g["name"] for g in machine["gpus"]]
+    free = size(machine["memory_available_bytes"])
+    what = [
+        f"{machine['cpus']:g} CPUs",
+        f"{free} of memory free",
+        f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU",
+    ]
+    con.print(f"[dim]machine[/]  [bold]{_plain(machine['name'])}[/]  {_plain(_list(what))}")
+    for warning in plan.warnings:
+        con.print(f"[yellow]note[/]     {_plain(warning)}")
+
+
+def _levers(plan: Plan) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table.add_column("lever", no_wrap=True, style="cyan")
+    table.add_column("value", max_width=18, overflow="fold")
+    table.add_column("reason", ratio=1, overflow="fold")
+    for name, d in plan.levers.items():
+        shown = value(d.value, name) + ("" if d.lossless else " (lossy)")
+        table.add_row(name, _plain(shown), _plain(d.reason), style="dim" if d.stock else None)
+    return table
+
+
+def _explained(con: Console, name: str, d: Decision) -> None:
+    marks = [d.rule]
+    if d.stock:
+        marks.append("the engine's default")
+    if not d.lossless:
+        marks.append("can change answers")
+    con.print(f"[bold cyan]{name}[/] = [bold]{_plain(value(d.value, name))}[/]  [dim]({', '.join(marks)})[/]")
+    con.print(f"  {_plain(d.reason)}")
+    for r in d.rejected:
+        con.print(f"  [dim]not {_plain(value(r.value, name))}: {_plain(r.why)}[/]")
+
+
+def _memory(con: Console, plan: Plan) -> None:
+    """One bar for all that is used: on the host, or on host and devices together."""
+    from orchestrator.planning.words import size
+
+    def of(name: str) -> int:
+        return int(plan.predictions[name].value or 0)
+
+    there = of("host_memory_available_bytes") + of("gpu_memory_available_bytes")
+    parts = [
+        ("weights", of("weights_bytes"), "blue", "█"),
+        ("KV", of("kv_bytes"), "green", "▓"),
+        ("compute", of("compute_bytes"), "yellow", "▒"),
+        ("prompt cache", of("prompt_cache_bytes"), "magenta", "░"),
+        ("other", of("other_bytes"), "white", "▪"),
+    ]
+    used = sum(n for _, n, _, _ in parts)
+    scale = max(there, used, 1)
+    bar = "".join(f"[{c}]{sign * _cells(n, scale)}[/]" for _, n, c, sign in parts if n)
+    free = max(0, _BAR - sum(_cells(n, scale) for _, n, _, _ in parts))
+    con.print(f"[dim]memory[/]   {bar}[dim]{'·' * free}[/] {size(used)} of {size(there)}")
+    legend = [f"[{c}]{sign}[/] {what} {size(n)}" for what, n, c, sign in parts if n]
+    con.print(f"         {'  '.join(legend[:3])}")
+    if legend[3:]:
+        con.print(f"         {'  '.join(legend[3:])}")
+    tokens, token = of("kv_cache_tokens"), of("kv_bytes_per_token")
+    at_once = f"{of('max_concurrency')} requests of the workload at once"
+    con.print(f"[dim]KV[/]       {tokens} tokens of {size(token)}; {at_once}")
+    if plan.predictions["output_tokens_per_s"].value is None:
+        con.print("[dim]speed    unknown before it is measured[/]")
+
+
+def _cells(n: int, scale: int) -> int:
+    return max(1, round(_BAR * n / scale)) if n else 0
+
+
+def _command(con: Console, plan: Plan) -> None:
+    con.print("\n[dim]command[/]")
+    for process in plan.processes:
+        # to be copied: never wrapped in the middle of a word, never marked up
+        con.print(command(process.argv), markup=False, soft_wrap=True)
+
+
+def command(argv: tuple[str, ...]) -> str:
+    """A command line for a shell, a flag and its value a line."""
+    lines: list[list[str]] = [[]]
+    for word in argv:
+        if word.startswith("--") and lines[-1]:
+            lines.append([])
+        lines[-1].append("PORT" if word == "{port:http}" else shlex.quote(word))
+    packed: list[str] = []
+    for words in lines:
+        text = " ".join(words)
+        if packed and len(packed[-1]) + len(text) < 74:
+            packed[-1] += f" {text}"
+        else:
+            packed.append(text)
+    return " \\\n  ".join(packed)
+
+
+def _lower(plan: Plan) -> str:
+    lower = next(iter(plan.steps_down.values()))["levers"]
+    changed = [
+        f"{name} {value(d.value, name)} → {value(lower[name]['value'], name)}"
+        for name, d in plan.levers.items()
+        if name in lower and lower[name]["value"] != d.value
+    ]
+    return ", ".join(changed)
+
+
+def _list(words: list[Any]) -> str:
+    return ", ".join(str(w) for w in words if w)
+
+
+def _plain(text: Any) -> str:
+    from rich.markup import escape
+
+    return escape(str(text))

@@ -1,0 +1,150 @@
+"""Memory fit: a sizing made smaller rung by rung until it fits, in the order that costs the goal least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from orchestrator.planning import memory
+from orchestrator.planning.memory import Sizing
+from orchestrator.planning.situation import Situation
+
+ORDER: dict[str, tuple[str, ...]] = {
+    "throughput": ("slots", "kv_type", "context", "ubatch"),
+    "latency": ("context", "slots", "ubatch"),
+    "agent": ("pool", "context", "kv_type", "slots", "ubatch"),
+    "edge": ("context", "kv_type", "ubatch", "slots"),
+}
+"""What each goal gives up first. Latency keeps its KV type: quantized KV is slower to read on a CPU and
+changes answers."""
+
+SMALLEST_UBATCH = 32
+FEWER_BITS = "q8_0"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The largest sizing on the goal's ladder that fits, or the smallest there is and `fits` False."""
+
+    sizing: Sizing
+    fits: bool
+
+
+def fit(s: Situation, wish: Sizing) -> Fit:
+    """Walk down the goal's ladder from `wish`. Levers that somebody set are not touched."""
+    sizing = wish
+    if _fits(s, sizing):
+        return Fit(sizing, True)
+    for step in ORDER[s.goal]:
+        for smaller in _rungs(s, sizing, step):
+            sizing = smaller
+            if _fits(s, sizing):
+                return Fit(sizing, True)
+    return Fit(sizing, False)
+
+
+def step_down(s: Situation, sizing: Sizing) -> Sizing | None:
+    """One lever lower than a sizing that ran out of memory all the same; None where nothing is left to give.
+
+    Half the slots, else half the context (a request of the workload's size may then not fit any more), else
+    a smaller pass, else fewer bits.
+    """
+    if s.is_free("max_num_seqs") and sizing.slots > 1:
+        return _with_slots(s, sizing, sizing.slots // 2)
+    half = sizing.context // 2 // memory.CELLS * memory.CELLS
+    if s.is_free("max_model_len") and s.is_free("kv_cache_tokens") and half:
+        return sizing.with_context(half)
+    return next((z for step in ("ubatch", "kv_type") for z in _rungs(s, sizing, step)), None)
+
+
+def largest_context(s: Situation, sizing: Sizing, slots: int) -> int:
+    """The longest context a request may have with so many slots, each with its own; 0 where none fits."""
+    own = replace(sizing, slots=slots, unified=False)
+
+    def fits(cells: int) -> bool:
+        context = cells * memory.CELLS
+        return _fits(s, replace(own, context=context, pool_tokens=slots * context))
+
+    return _most(0, s.longest // memory.CELLS, fits) * memory.CELLS
+
+
+def quantized_kv_works(s: Situation) -> bool:
+    """Blocks of 32 must divide a head, and V in blocks needs flash attention."""
+    sizes = (s.card.head_dim, s.card.value_head_dim or s.card.head_dim)
+    return s.given("flash_attention") != "off" and not any(size % memory.BLOCK for size in sizes)
+
+
+def _fits(s: Situation, sizing: Sizing) -> bool:
+    return s.place(sizing, s.set_cache_bytes).fits
+
+
+def _with_slots(s: Situation, sizing: Sizing, slots: int) -> Sizing:
+    smaller = sizing.with_slots(slots)
+    if s.given("kv_unified") is not None or s.given("kv_cache_tokens") is not None:
+        pool = sizing.pool_tokens if not s.is_free("kv_cache_tokens") else smaller.pool_tokens
+        return replace(smaller, unified=sizing.unified, pool_tokens=pool)
+    return smaller
+
+
+def _rungs(s: Situation, sizing: Sizing, step: str) -> Iterator[Sizing]:
+    """Smaller and smaller sizings in one direction."""
+    match step:
+        case "slots":
+            while s.is_free("max_num_seqs") and sizing.slots > 1:
+                sizing = _with_slots(s, sizing, sizing.slots // 2)
+                yield sizing
+        case "pool":
+            low = max(sizing.context, min(sizing.pool_tokens, sizing.slots * s.needed_context))
+            if sizing.unified and s.is_free("kv_cache_tokens") and low < sizing.pool_tokens:
+                yield _largest_pool(s, sizing, low)
+        case "context":
+            free = s.is_free("max_model_len") and s.is_free("kv_cache_tokens")
+            if free and s.needed_context < sizing.context:
+                yield _largest_context(s, sizing)
+        case "kv_type":
+            lossy = not s.lossless and s.is_free("kv_cache_dtype") and quantized_kv_works(s)
+            if lossy and sizing.kv_type not in memory.QUANTIZED:
+                yield replace(sizing, kv_type=FEWER_BITS, flash_attention=True)
+        case "ubatch":
+            while s.is_free("ubatch_tokens") and sizing.ubatch > SMALLEST_UBATCH:
+                sizing = replace(sizing, ubatch=sizing.ubatch // 2)
+                yield sizing
+
+
+def _largest_pool(s: Situation, sizing: Sizing, low: int) -> Sizing:
+    """The largest pool that fits, at least `low`: a request of the workload's size for every slot."""
+
+    def at(cells: int) -> Sizing:
+        return replace(sizing, pool_tokens=cells * memory.CELLS)
+
+    low_cells, high = -(-low // memory.CELLS), sizing.pool_tokens // memory.CELLS
+    return at(_most(low_cells, high, lambda cells: _fits(s, at(cells))))
+
+
+def _largest_context(s: Situation, sizing: Sizing) -> Sizing:
+    """The longest context that fits, at least the workload's request.
+
+    A shared pool then holds one such request and the workload's size for every slot.
+    """
+
+    def at(cells: int) -> Sizing:
+        context = cells * memory.CELLS
+        if not sizing.unified:
+            return replace(sizing, context=context, pool_tokens=sizing.slots * context)
+        pool = max(context, min(sizing.slots * context, sizing.slots * s.needed_context))
+        return replace(sizing, context=context, pool_tokens=pool)
+
+    low = -(-s.needed_context // memory.CELLS)
+    return at(_most(low, sizing.context // memory.CELLS, lambda cells: _fits(s, at(cells))))
+
+
+def _most(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from low to high for which `fits` holds, which holds for every smaller one; low
+    where it holds for none."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

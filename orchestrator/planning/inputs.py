@@ -1,0 +1,135 @@
+"""Gathers what the planner needs from the world: profile, model, machine, engine. The thin, doing part."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import LlmserveError
+from orchestrator.planning.choosing import choose_engine, choose_model
+from orchestrator.planning.request import PlanInputs, Reservations
+
+if TYPE_CHECKING:
+    from orchestrator.engines.base import Installation
+    from orchestrator.machine import Machine
+    from orchestrator.model_card.card import ModelCard
+    from orchestrator.profiles import Profile
+
+_NAME_LIMIT = 48
+
+
+def gather(
+    *,
+    goal: str | None = None,
+    profile: str | None = None,
+    model: str | None = None,
+    engine: str | None = None,
+    machine_file: str | Path | None = None,
+    sets: Sequence[str] = (),
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    machine: Machine | None = None,
+    reservations: Reservations | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+    launching: bool = False,
+) -> PlanInputs:
+    """Everything a plan depends on, by the rules of `choosing`.
+
+    `machine` is what the daemon measured; without it `machine_file` is read, or this machine is measured. A
+    known model is fetched at first use, `progress` hears of it.
+
+    Raises LlmserveError: exit 2 where options or files cannot be read or no model can be chosen, exit 3
+    where the model is missing or no engine can serve it, exit 5 where a named profile or engine is not there.
+    """
+    from orchestrator import model_store, profiles, settings
+    from orchestrator.engines import registry
+    from orchestrator.machine import load, measure
+
+    resolved = profiles.resolve(
+        profile=profile, goal=goal, sets=sets, options={"model": model, "engine": engine}
+    )
+    p = resolved.profile
+    config = settings.config()
+    from_where = resolved.origin.get("model", "the profile")
+    chosen = choose_model(
+        asked=p.model,
+        asked_by=from_where,
+        default=config.default_model,
+        stored=[m.name for m in model_store.stored()],
+        known=list(model_store.known()),
+        goal=p.goal,
+    )
+    found = model_store.resolve(chosen.value, progress=progress)
+    if machine is None:
+        machine = load(str(machine_file)) if machine_file is not None else measure()
+    installations = installed(p.engine, os.environ)
+    choice = choose_engine(found.card, installations, asked=p.engine, gpus=bool(machine.gpus))
+    installation = next(i for i in installations if i.name == choice.value)
+    return PlanInputs(
+        resolved=resolved,
+        card=found.card,
+        machine=machine,
+        installation=installation,
+        engine=registry.engine(installation.kind),
+        served_model=found.name,
+        name=name or deployment_name(p.goal, found.name),
+        model_choice=chosen,
+        engine_choice=choice,
+        reservations=reservations or Reservations(),
+        host=host,
+        port=port,
+        draft=_draft(p),
+        launching=launching,
+    )
+
+
+def installed(asked: str, env: Mapping[str, str]) -> list[Installation]:
+    """Every installation of every kind, best first; a broken entry of engines.yaml matters only where it is
+    the one that is asked for, or where nothing else is left.
+
+    Raises LlmserveError then.
+    """
+    from orchestrator import settings
+    from orchestrator.engines import registry
+
+    configured = settings.engines()
+    found: list[Installation] = []
+    broken: list[LlmserveError] = []
+    for kind in registry.kinds():
+        engine = registry.engine(kind)
+        good: dict[str, dict[str, Any]] = {}
+        for name, entry in configured.items():
+            if entry["kind"] != kind:
+                continue
+            try:
+                engine.installations({name: entry}, {**env, "PATH": "", "LLAMA_SERVER": ""})
+                good[name] = entry
+            except LlmserveError as e:
+                if name == asked:
+                    raise
+                broken.append(e)
+        found += engine.installations(good, env)
+    if not found and broken:
+        raise broken[0]
+    return found
+
+
+def deployment_name(goal: str, model: str) -> str:
+    """`GOAL-MODEL`, in letters, digits, dots and dashes."""
+    base = model.rstrip("/").rsplit("/", 1)[-1]
+    slug = re.sub(r"[^a-z0-9.]+", "-", base.lower().removesuffix(".gguf")).strip("-.")
+    return f"{goal}-{slug or 'model'}"[:_NAME_LIMIT].rstrip("-.")
+
+
+def _draft(profile: Profile) -> ModelCard | None:
+    """The card of the draft model that the profile names, where it is on this machine."""
+    from orchestrator import model_store
+
+    value = profile.levers.get("speculative")
+    if not isinstance(value, Mapping) or not value.get("model"):
+        return None
+    return model_store.resolve(str(value["model"]), fetch=False).card

@@ -1,0 +1,52 @@
+"""What llama.cpp leaves undecided, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LEFT_OUT: dict[str, str] = {
+    "tensor_parallel_size": "one server process; llama.cpp places whole layers on the devices there are",
+    "pipeline_parallel_size": "layers follow gpu_layers over the devices there are",
+    "data_parallel_size": "llama.cpp has no copies behind one scheduler",
+    "expert_parallel": "llama.cpp has none",
+    "attention_data_parallel_size": "llama.cpp has none",
+    "long_prefill_token_threshold": "llama.cpp has none; max_num_batched_tokens bounds what a prompt holds",
+    "gpu_memory_utilization": "the planner counts bytes; set it to bound what a GPU gives",
+    "kv_cache_bytes": "follows from max_model_len, max_num_seqs and kv_cache_dtype; set it as a limit",
+    "quantization": "the file's own; weights are not requantised",
+    "dtype": "the file's own",
+    "block_size": "llama.cpp keeps KV in single cells",
+    "cuda_graph": "the engine's own choice",
+    "scheduling_policy": "llama.cpp serves in order of arrival",
+    "max_queued_requests": "llama.cpp has no limit on its queue",
+    "stream_interval": "llama.cpp sends every token",
+    "performance_mode": "llama.cpp has none",
+    "async_scheduling": "llama.cpp has none",
+    "distributed_executor_backend": "llama.cpp has none",
+    "tool_call_parser": "llama.cpp reads tool calls by the model's own chat template",
+    "reasoning_parser": "llama.cpp finds thoughts by the model's own chat template",
+    "chat_template": "the model's own",
+    "device_ids": "there is no GPU to name",
+    "replicas": "one server; copies need a router in front, which is not in this version",
+    "disaggregation": "off: llama.cpp computes prompts and answers in one process",
+    "front": "nothing stands in front",
+}
+"""Levers that are not decided on llama.cpp, and why."""
+
+HONOURED = ("gpu_memory_utilization", "kv_cache_bytes")
+"""Levers that have no flag and bound the plan all the same."""
+
+IN_EFFECT: dict[str, tuple[Any, ...]] = {
+    "chunked_prefill": (True,),
+    "stream_interval": (1,),
+    "scheduling_policy": ("fcfs",),
+    "replicas": (1,),
+    "disaggregation": ("off",),
+    "front": ("none",),
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "attention_data_parallel_size": (1,),
+    "expert_parallel": (False,),
+}
+"""Values that hold on llama.cpp without any flag."""
