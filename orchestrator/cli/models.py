@@ -61,14 +61,16 @@ def list_models(json_output: Json = False) -> None:
         table.add_column(heading, justify="left" if heading == "QUANTIZATION" else "right", no_wrap=True)
     table.add_column("HERE", overflow="fold")
     for r in rows:
-        here = "yes" if r["stored"] else f"no: llmserve models pull {r['name']}"
-        if r.get("problem"):
-            here = f"damaged: llmserve models pull {r['name']}"
+        here = "damaged" if r.get("problem") else "yes" if r["stored"] else "no"
         context = f"{r['context_length']:,}" if r["context_length"] else "-"
         table.add_row(
             escape(r["name"]), _size(r["size_bytes"]), context, r["quantization"] or "-", escape(here)
         )
-    output.console().print(table)
+    con = output.console()
+    con.print(table)
+    wanting = next((r["name"] for r in rows if not r["stored"] or r.get("problem")), None)
+    if wanting:
+        con.print(f"\nfetch one: llmserve models pull {escape(wanting)}", soft_wrap=True)
 
 
 @models.command(epilog="Example: llmserve models show smollm2-135m")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LlmserveError, refused
@@ -97,11 +98,8 @@ def read_hub(repository: str, name: str | None = None, revision: str | None = No
 
     Raises LlmserveError; `model_ambiguous` where it holds several GGUF files and no config.json.
     """
-    import httpx
-
     repo = look_up(repository, revision)
-    with httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True) as client:
-        remote = _Remote(client, repo)
+    with Remote(repo) as remote:
         top = [n for n in repo.files if "/" not in n]
         weights = any(n.endswith(".safetensors") for n in top)
         if "config.json" in top and (weights or not any(n.endswith(".gguf") for n in repo.files)):
@@ -142,7 +140,7 @@ def _first_part(name: str) -> str:
     return parts(name)[0]
 
 
-def _transformers_card(remote: _Remote, name: str) -> ModelCard:
+def _transformers_card(remote: Remote, name: str) -> ModelCard:
     files = remote.repo.files
     names = [n for n in files if "/" not in n]
     config = remote.json("config.json", huggingface.MAX_CONFIG_BYTES)
@@ -181,7 +179,7 @@ def _transformers_card(remote: _Remote, name: str) -> ModelCard:
         raise unreadable(f"{remote.repo.id}/config.json", str(e)) from None
 
 
-def _gguf_card(remote: _Remote, name: str) -> ModelCard:
+def _gguf_card(remote: Remote, name: str) -> ModelCard:
     files = gguf_choice(remote.repo)
     headers = []
     for file in files:
@@ -197,16 +195,26 @@ def _gguf_card(remote: _Remote, name: str) -> ModelCard:
         raise unreadable(remote.repo.id, str(e)) from None
 
 
-class _Remote:
-    """Bounded reading of one repository's files at one commit."""
+class Remote:
+    """Reading one repository's files at one commit: bounded, or as an open stream."""
 
-    def __init__(self, client: httpx.Client, repo: Repository) -> None:
+    def __init__(self, repo: Repository) -> None:
+        import httpx
+
         self.repo = repo
-        self._client = client
+        self._client = httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True)
         secret = token()
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "llmserve"}
         if secret:
             self._headers["Authorization"] = f"Bearer {secret}"
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._client.close()
 
     def open(self, name: str) -> _Ranged:
         size = self.repo.files[name].size
@@ -230,12 +238,7 @@ class _Remote:
         """At most `length` bytes from `offset`; never more is read, even where ranges are ignored."""
         if length <= 0:
             return b""
-        from urllib.parse import quote
-
-        url = f"{endpoint()}/{self.repo.id}/resolve/{quote(self.repo.commit, safe='')}/{quote(name)}"
-        headers = self._headers | {"Range": f"bytes={offset}-{offset + length - 1}"}
-        with explained(self.repo.id), self._client.stream("GET", url, headers=headers) as answer:
-            answer.raise_for_status()
+        with explained(self.repo.id), self.stream(name, f"{offset}-{offset + length - 1}") as answer:
             if answer.status_code != 206 and offset:
                 raise unreadable(
                     f"{self.repo.id}/{name}", "is on a server that gives no ranges", "pull it first"
@@ -247,11 +250,25 @@ class _Remote:
                     break
             return bytes(got)
 
+    @contextmanager
+    def stream(self, name: str, byte_range: str) -> Iterator[httpx.Response]:
+        """An open answer for a range ("0-99", "100-"); status 206, or 200 where ranges are ignored.
+
+        Raises httpx.HTTPError.
+        """
+        from urllib.parse import quote
+
+        url = f"{endpoint()}/{self.repo.id}/resolve/{quote(self.repo.commit, safe='')}/{quote(name)}"
+        headers = self._headers | {"Range": f"bytes={byte_range}"}
+        with self._client.stream("GET", url, headers=headers) as answer:
+            answer.raise_for_status()
+            yield answer
+
 
 class _Ranged:
     """A remote file as `Bytes`: reads a window at a time and keeps the last one."""
 
-    def __init__(self, remote: _Remote, name: str, size: int) -> None:
+    def __init__(self, remote: Remote, name: str, size: int) -> None:
         self.name = f"{remote.repo.id}/{name}"
         self.size = size
         self._remote = remote

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,10 +88,14 @@ def pull(
         _begin(work, repo.commit, wanted)
         total = sum(f.size or 0 for f in files)
         fetching.require_room(max(0, total - fetching.sum_of_files(work)), repository)
-        with fetching.watched(lambda: fetching.sum_of_files(work), total, progress):
+        with (
+            fetching.watched(lambda: fetching.sum_of_files(work), total, progress),
+            hub.Remote(repo) as remote,
+        ):
             for f in files:
-                _download(repo, f, work)
-        shutil.rmtree(work / ".cache", ignore_errors=True)
+                _download(remote, f, work)
+        for scratch in (_PARTS, ".cache"):
+            shutil.rmtree(work / scratch, ignore_errors=True)
         (work / _COMMIT).unlink(missing_ok=True)
         made = stamp.make(work, repository, f"hub:{repository}", commit=repo.commit, revision=revision)
         _check(files, made, work)
@@ -98,6 +104,11 @@ def pull(
 
 
 _COMMIT = ".commit"
+_PARTS = ".parts"
+_CHUNK_BYTES = 1 << 18
+_MAX_HTTP_BYTES = 50_000_000_000
+"""The hub gives no larger file over plain HTTP (huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE)."""
+_TRIES = 4
 
 
 def _begin(work: Path, commit: str, wanted: set[str]) -> None:
@@ -109,7 +120,7 @@ def _begin(work: Path, commit: str, wanted: set[str]) -> None:
     note.write_text(commit)
     for path in [p for p in work.rglob("*") if p.is_file()]:
         name = path.relative_to(work).as_posix()
-        if name != _COMMIT and not name.startswith(".cache/") and name not in wanted:
+        if name != _COMMIT and not name.startswith((".cache/", f"{_PARTS}/")) and name not in wanted:
             path.unlink()
 
 
@@ -125,10 +136,59 @@ def _reopen(target: Path, have: stamp.Stamp, damaged: list[str], work: Path) -> 
     (work / _COMMIT).write_text(have.commit or "")
 
 
-def _download(repo: Repository, f: RemoteFile, work: Path) -> None:
+def _download(remote: hub.Remote, f: RemoteFile, work: Path) -> None:
+    """One file to its place, going on where an earlier try stopped (huggingface_hub 2 begins anew)."""
     there = work / f.name
-    if there.is_file() and f.size is not None and there.stat().st_size == f.size:
+    if there.is_file() and (f.size is None or there.stat().st_size == f.size):
         return
+    there.parent.mkdir(parents=True, exist_ok=True)
+    if f.size is not None and f.size > _MAX_HTTP_BYTES:
+        _download_large(remote.repo, f, work)
+        return
+    part = work / _PARTS / f"{hashlib.sha256(f.name.encode()).hexdigest()[:16]}.part"
+    part.parent.mkdir(exist_ok=True)
+    import httpx
+
+    tries = 0
+    with hub.explained(remote.repo.id):
+        while True:
+            had = part.stat().st_size if part.exists() else 0
+            try:
+                _append(remote, f, part, had)
+                break
+            except httpx.TransportError:
+                # a try that brought something counts as new
+                tries = 0 if part.exists() and part.stat().st_size > had else tries + 1
+                if tries > _TRIES:
+                    raise
+                threading.Event().wait(0.2 * 2**tries)
+    os.replace(part, there)
+
+
+def _append(remote: hub.Remote, f: RemoteFile, part: Path, had: int) -> None:
+    if had and had == f.size:
+        return
+    if f.size is not None and had > f.size:
+        part.unlink()
+        had = 0
+    if f.size == 0:
+        part.touch()
+        return
+    with remote.stream(f.name, f"{had}-") as answer, part.open("ab") as out:
+        if answer.status_code != 206:
+            out.truncate(0)
+            had = 0
+        for piece in answer.iter_bytes(_CHUNK_BYTES):
+            had += len(piece)
+            if f.size is not None and had > f.size:
+                raise refused(
+                    "model_fetch_failed", f"{f.name} is longer than the hub says", "try again later"
+                )
+            out.write(piece)
+
+
+def _download_large(repo: Repository, f: RemoteFile, work: Path) -> None:
+    """Files that the hub gives by its own chunked storage alone."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

