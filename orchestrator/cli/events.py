@@ -38,9 +38,8 @@ def events(
         for block in growth(folder.events_file, position):
             *whole, rest = (rest + block).split(b"\n")
             for line in whole:
-                event = parse_line(line)
-                if event is not None:
-                    _show(event, json_output)
+                if (come := parse_line(line)) is not None:
+                    _show(come, json_output)
 
 
 def _show(event: dict[str, Any], as_json: bool) -> None:
