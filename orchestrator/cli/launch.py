@@ -180,12 +180,14 @@ async def _stop(supervisor: Supervisor, name: str) -> None:
 
 def _planned(asked: Mapping[str, Any], machine: Machine, as_json: bool) -> tuple[str, Plan]:
     """The deployment's name and its plan, shown in short; refused here where it has violations."""
+    from orchestrator.cli.fetching import fetching
     from orchestrator.cli.output import console
     from orchestrator.cli.plan_view import refusal, show_short
     from orchestrator.planning.inputs import gather
     from orchestrator.planning.planner import make_plan
 
-    inputs = gather(**asked, machine_file=None, machine=machine, launching=True)
+    with fetching() as progress:
+        inputs = gather(**asked, machine=machine, progress=progress, launching=True)
     plan = make_plan(inputs)
     if plan.violations:
         raise refusal(plan)

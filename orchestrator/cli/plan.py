@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli import output
 from orchestrator.cli import plan_options as options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 
 def register(app: typer.Typer) -> None:
@@ -36,11 +32,12 @@ def plan(
 ) -> None:
     """Decide every lever for a goal, model, engine and machine; show it with its reasons."""
     from orchestrator.cli import plan_view
+    from orchestrator.cli.fetching import fetching
     from orchestrator.errors import Exit
     from orchestrator.planning.inputs import gather
     from orchestrator.planning.planner import make_plan
 
-    with _fetching() as progress:
+    with fetching() as progress:
         inputs = gather(
             goal=goal,
             profile=profile,
@@ -82,36 +79,3 @@ def _same(command: str) -> str:
         elif not (word in ("plan", "--explain", "--json") or word.startswith("--machine=")):
             words.append(shlex.quote(word))
     return " ".join(["llmserve", command, *words])
-
-
-def _fetching() -> AbstractContextManager[Callable[[int, int | None], None]]:
-    """A line on stderr while a model is fetched, and nothing where none is."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def shown() -> Any:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        con = output.notes()
-        columns = (TextColumn("fetching the model"), BarColumn(), DownloadColumn())
-        bar = Progress(*columns, console=con, transient=True, disable=not con.is_terminal)
-        task: Any = None
-        said = False
-
-        def progress(done: int, total: int | None) -> None:
-            nonlocal task, said
-            if task is None:
-                bar.start()
-                task = bar.add_task("", total=total)
-            if not said and not con.is_terminal:
-                con.print("fetching the model, once")
-                said = True
-            bar.update(task, completed=done, total=total)
-
-        try:
-            yield progress
-        finally:
-            if task is not None:
-                bar.stop()
-
-    return shown()
