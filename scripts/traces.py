@@ -45,6 +45,16 @@ def our_processes(folder: Path, marker: str) -> list[Process]:
     return found
 
 
+def ending(folder: Path, marker: str, wait_s: float = 5) -> list[Process]:
+    """`our_processes` that outlast `wait_s`: what was told to end may still be on its way out."""
+    deadline = time.monotonic() + wait_s
+    while running := our_processes(folder, marker):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return running
+
+
 def start_time(pid: int) -> int | None:
     """In clock ticks since boot; None for what is gone or a zombie."""
     try:
@@ -186,12 +196,7 @@ def _before(file: Path) -> int:
 
 
 def _after(file: Path, folder: Path, marker: str) -> int:
-    deadline = time.monotonic() + 5
-    running = our_processes(folder, marker)
-    while running and time.monotonic() < deadline:
-        # what was told to end may still be on its way out
-        time.sleep(0.1)
-        running = our_processes(folder, marker)
+    running = ending(folder, marker)
     for process in running:
         print(f"left running: {process.pid} {process.command} ports {listening(process.pid)}")
         end(process)

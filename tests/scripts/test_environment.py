@@ -32,10 +32,15 @@ def program(file: Path, text: str) -> None:
 
 
 def choose(path: Path, *version: str) -> subprocess.CompletedProcess[str]:
-    command = f'ROOT={ROOT}; . "$ROOT/scripts/environment.sh"; need_python "$@"'
+    command = '. "$ROOT/scripts/environment.sh"; need_python "$@"'
     return subprocess.run(
         [str(path / "bash"), "-c", command, "bash", *version],
-        env={"PATH": str(path), "HOME": str(path), "TMPDIR": os.environ.get("TMPDIR", "/tmp")},
+        env={
+            "ROOT": str(ROOT),
+            "PATH": str(path),
+            "HOME": str(path),
+            "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -91,10 +96,10 @@ def test_with_uv_no_venv_module_is_needed(path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "shown"), [("exit 0", False), ("exit 3", True)])
 def test_a_quiet_step_shows_its_output_only_where_it_fails(path: Path, code: str, shown: bool) -> None:
-    command = f'ROOT={ROOT}; . "$ROOT/scripts/environment.sh"; quietly waiting bash -c "echo chatter; {code}"'
+    command = f'. "$ROOT/scripts/environment.sh"; quietly waiting bash -c "echo chatter; {code}"'
     done = subprocess.run(
         [str(path / "bash"), "-c", command],
-        env={"PATH": str(path), "HOME": str(path)},
+        env={"ROOT": str(ROOT), "PATH": str(path), "HOME": str(path)},
         capture_output=True,
         text=True,
         check=False,
