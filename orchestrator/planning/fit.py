@@ -9,6 +9,8 @@ from orchestrator.planning import memory
 from orchestrator.planning.memory import Sizing
 from orchestrator.planning.situation import Situation
 
+Fits = Callable[[Sizing], bool]
+
 ORDER: dict[str, tuple[str, ...]] = {
     "throughput": ("slots", "kv_type", "context", "ubatch"),
     "latency": ("context", "slots", "ubatch"),
@@ -31,14 +33,26 @@ class Fit:
 
 
 def fit(s: Situation, wish: Sizing) -> Fit:
-    """Walk down the goal's ladder from `wish`. Levers that somebody set are not touched."""
+    """Walk down the goal's ladder from `wish`. Levers that somebody set are not touched.
+
+    With GPUs a smaller KV that leaves every layer on them comes before a larger one that does not: a layer
+    on the CPU slows every token.
+    """
+    if s.gpus and s.is_free("gpu_layers"):
+        whole = _descend(s, wish, lambda z: _on_gpus(s, z))
+        if whole.fits:
+            return whole
+    return _descend(s, wish, lambda z: _fits(s, z))
+
+
+def _descend(s: Situation, wish: Sizing, fits: Fits) -> Fit:
     sizing = wish
-    if _fits(s, sizing):
+    if fits(sizing):
         return Fit(sizing, True)
     for step in ORDER[s.goal]:
-        for smaller in _rungs(s, sizing, step):
+        for smaller in _rungs(s, sizing, step, fits):
             sizing = smaller
-            if _fits(s, sizing):
+            if fits(sizing):
                 return Fit(sizing, True)
     return Fit(sizing, False)
 
@@ -54,7 +68,9 @@ def step_down(s: Situation, sizing: Sizing) -> Sizing | None:
     half = sizing.context // 2 // memory.CELLS * memory.CELLS
     if s.is_free("max_model_len") and s.is_free("kv_cache_tokens") and half:
         return sizing.with_context(half)
-    return next((z for step in ("ubatch", "kv_type") for z in _rungs(s, sizing, step)), None)
+    return next(
+        (z for step in ("ubatch", "kv_type") for z in _rungs(s, sizing, step, lambda z: _fits(s, z))), None
+    )
 
 
 def largest_context(s: Situation, sizing: Sizing, slots: int) -> int:
@@ -78,6 +94,11 @@ def _fits(s: Situation, sizing: Sizing) -> bool:
     return s.place(sizing, s.set_cache_bytes).fits
 
 
+def _on_gpus(s: Situation, sizing: Sizing) -> bool:
+    placed = s.place(sizing, s.set_cache_bytes)
+    return placed.fits and placed.gpu_layers == s.card.layers + 1
+
+
 def _with_slots(s: Situation, sizing: Sizing, slots: int) -> Sizing:
     smaller = sizing.with_slots(slots)
     if s.given("kv_unified") is not None or s.given("kv_cache_tokens") is not None:
@@ -86,7 +107,7 @@ def _with_slots(s: Situation, sizing: Sizing, slots: int) -> Sizing:
     return smaller
 
 
-def _rungs(s: Situation, sizing: Sizing, step: str) -> Iterator[Sizing]:
+def _rungs(s: Situation, sizing: Sizing, step: str, fits: Fits) -> Iterator[Sizing]:
     """Smaller and smaller sizings in one direction."""
     match step:
         case "slots":
@@ -96,11 +117,11 @@ def _rungs(s: Situation, sizing: Sizing, step: str) -> Iterator[Sizing]:
         case "pool":
             low = max(sizing.context, min(sizing.pool_tokens, sizing.slots * s.needed_context))
             if sizing.unified and s.is_free("kv_cache_tokens") and low < sizing.pool_tokens:
-                yield _largest_pool(s, sizing, low)
+                yield _largest_pool(sizing, low, fits)
         case "context":
             free = s.is_free("max_model_len") and s.is_free("kv_cache_tokens")
             if free and s.needed_context < sizing.context:
-                yield _largest_context(s, sizing)
+                yield _largest_context(s, sizing, fits)
         case "kv_type":
             lossy = not s.lossless and s.is_free("kv_cache_dtype") and quantized_kv_works(s)
             if lossy and sizing.kv_type not in memory.QUANTIZED:
@@ -111,17 +132,17 @@ def _rungs(s: Situation, sizing: Sizing, step: str) -> Iterator[Sizing]:
                 yield sizing
 
 
-def _largest_pool(s: Situation, sizing: Sizing, low: int) -> Sizing:
+def _largest_pool(sizing: Sizing, low: int, fits: Fits) -> Sizing:
     """The largest pool that fits, at least `low`: a request of the workload's size for every slot."""
 
     def at(cells: int) -> Sizing:
         return replace(sizing, pool_tokens=cells * memory.CELLS)
 
     low_cells, high = -(-low // memory.CELLS), sizing.pool_tokens // memory.CELLS
-    return at(_most(low_cells, high, lambda cells: _fits(s, at(cells))))
+    return at(_most(low_cells, high, lambda cells: fits(at(cells))))
 
 
-def _largest_context(s: Situation, sizing: Sizing) -> Sizing:
+def _largest_context(s: Situation, sizing: Sizing, fits: Fits) -> Sizing:
     """The longest context that fits, at least the workload's request.
 
     A shared pool then holds one such request and the workload's size for every slot.
@@ -135,7 +156,7 @@ def _largest_context(s: Situation, sizing: Sizing) -> Sizing:
         return replace(sizing, context=context, pool_tokens=pool)
 
     low = -(-s.needed_context // memory.CELLS)
-    return at(_most(low, sizing.context // memory.CELLS, lambda cells: _fits(s, at(cells))))
+    return at(_most(low, sizing.context // memory.CELLS, lambda cells: fits(at(cells))))
 
 
 def _most(low: int, high: int, fits: Callable[[int], bool]) -> int:

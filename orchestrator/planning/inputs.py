@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import LlmserveError
+from orchestrator.errors import LlmserveError, usage
 from orchestrator.planning.choosing import choose_engine, choose_model
 from orchestrator.planning.request import PlanInputs, Reservations
 
@@ -48,7 +48,15 @@ def gather(
     from orchestrator import model_store, profiles, settings
     from orchestrator.engines import registry
     from orchestrator.machine import load, measure
+    from orchestrator.problems import shown
+    from orchestrator.profile_schema import NAME
 
+    if name is not None and not re.fullmatch(NAME, name):
+        raise usage(
+            "bad_name",
+            f"{shown(name)} cannot be a deployment's name",
+            "use letters, digits, . _ - and begin with a letter or digit; 63 of them at most",
+        )
     resolved = profiles.resolve(
         profile=profile, goal=goal, sets=sets, options={"model": model, "engine": engine}
     )

@@ -34,7 +34,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     lower = fit.step_down(s, found.sizing)
     if lower is None or plan.violations:
         return plan
-    smaller = _plan(s, wish, lower)
+    smaller = _plan(s, wish, lower, ceiling=plan.levers)
     if smaller.violations:
         return plan
     return replace(plan, steps_down={cause: smaller.to_json() for cause in _OUT_OF_MEMORY})
@@ -121,11 +121,17 @@ def _fitted(s: Situation, wish: Decisions, sizing: Sizing) -> Decisions:
     return out
 
 
-def _plan(s: Situation, wish: Decisions, sizing: Sizing) -> Plan:
+def _plan(s: Situation, wish: Decisions, sizing: Sizing, ceiling: Decisions | None = None) -> Plan:
+    """The Plan of a sizing. `ceiling`: the levers of the plan that this one is a step down from; what it
+    gives up is not spent on anything else."""
     inputs, card = s.inputs, s.card
-    placed = s.place(sizing, s.set_cache_bytes)
+    most_layers = ceiling["gpu_layers"].value if ceiling else None
+    placed = s.place(sizing, s.set_cache_bytes, most_layers)
     levers = _decide(s, wish, sizing, placed)
-    placed = s.place(sizing, levers["kv_offload_bytes"].value or 0)
+    if ceiling is not None:
+        levers = _lowered(levers, ceiling)
+    cache = levers["kv_offload_bytes"].value or 0
+    placed = s.place(sizing, cache, most_layers)
     rendered = inputs.engine.render(
         RenderRequest(
             levers=levers,
@@ -151,7 +157,7 @@ def _plan(s: Situation, wish: Decisions, sizing: Sizing) -> Plan:
             inputs.installation.captured,
         ),
         levers=levers,
-        predictions=_predict(s, sizing, placed, levers["kv_offload_bytes"].value or 0),
+        predictions=_predict(s, sizing, placed, cache),
         processes=rendered.processes,
         layout={
             "name": inputs.name,
@@ -172,6 +178,20 @@ def _plan(s: Situation, wish: Decisions, sizing: Sizing) -> Plan:
     seen = {v.code for v in violations}
     violations += [v for v in inputs.engine.check(plan, inputs.installation) if v.code not in seen]
     return replace(plan, violations=tuple(dict.fromkeys(violations)))
+
+
+def _lowered(levers: Decisions, ceiling: Decisions) -> Decisions:
+    """Levers of a step down: what differs from before gives that as its reason, and no cache grows."""
+    out: Decisions = {}
+    for name, d in levers.items():
+        was = ceiling.get(name, d)
+        if name == "kv_offload_bytes" and d.value > was.value:
+            d = was
+        if d.value != was.value:
+            tried = Rejected(was.value, "memory ran out with it")
+            d = replace(d, reason="one step down, after memory ran out", rule="step_down", rejected=(tried,))
+        out[name] = d
+    return out
 
 
 def _wordless(s: Situation) -> list[str]:

@@ -154,8 +154,9 @@ class Situation:
         kv = memory.kv_bytes_per_token(draft, "f16") * slots * self.needed_context
         return draft.weights_bytes + kv
 
-    def place(self, sizing: Sizing, prompt_cache_bytes: int = 0) -> Placement:
-        """Put a sizing on the devices, layer by layer, as many layers as they hold; the rest on the host."""
+    def place(self, sizing: Sizing, prompt_cache_bytes: int = 0, most_layers: int | None = None) -> Placement:
+        """Put a sizing on the devices, layer by layer, as many layers as they hold (at most `most_layers`
+        where given); the rest on the host."""
         room = memory.room(self.card, sizing, draft_bytes=self.draft_bytes)
         layers = self.card.layers + 1
         split = room.weights + room.kv + room.state
@@ -164,7 +165,7 @@ class Situation:
         capacities = [max(0, (budget - fixed) // each) for budget in self.gpu_budgets]
         asked = self.given("gpu_layers")
         wanted = min(layers, asked if asked is not None else layers) if self.gpus else 0
-        on_gpu = min(wanted, sum(capacities))
+        on_gpu = min(wanted, sum(capacities), layers if most_layers is None else most_layers)
         gpu_bytes = []
         for left, capacity in zip(_before(on_gpu, capacities), capacities, strict=True):
             here = min(left, capacity)

@@ -1,0 +1,126 @@
+"""`llmserve plan` as a person and as a program uses it."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planning_inputs import EMBEDDED, GOALS, SERVER, card, plan
+from rich.console import Console
+
+from orchestrator.cli import main, output, plan_view
+from orchestrator.model_store import ResolvedModel
+from orchestrator.plan import Plan
+from orchestrator.planning import inputs
+
+MACHINE = """
+name: shelf
+cpus: 4
+physical_cores: 4
+memory: 16GiB
+memory_available: 15GiB
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command with a machine file, a card and a stand-in installation; (code, out, err)."""
+    file = tmp_path / "shelf.yaml"
+    file.write_text(MACHINE)
+    monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(inputs, "installed", lambda asked, env: [SERVER, EMBEDDED])
+
+    def resolve(name: str, **_: Any) -> ResolvedModel:
+        return ResolvedModel(name, name, "/models/small.gguf", card(name=name, source=name))
+
+    monkeypatch.setattr("orchestrator.model_store.resolve", resolve)
+
+    def command(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(output, "_json_mode", False)
+        monkeypatch.setattr("sys.argv", ["llmserve", "plan", "--machine", str(file), *args])
+        with pytest.raises(SystemExit) as e:
+            main.main()
+        out, err = capsys.readouterr()
+        return int(e.value.code or 0), out, err
+
+    return command
+
+
+def test_a_plan_is_shown_within_80_columns_with_the_next_command(run: Any) -> None:
+    code, out, _ = run("--goal", "agent", "--model", "small")
+    assert code == 0
+    shown, _, rest = out.partition("\nnext:")
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "can change answers" in shown
+    assert "q8_0 (lossy)" in shown
+    assert "weights" in shown
+    assert "--port PORT" in shown
+    assert rest.splitlines()[0] == " llmserve launch --goal agent --model small"
+
+
+def test_explain_tells_rule_reason_and_what_was_rejected(run: Any) -> None:
+    code, out, _ = run("--goal", "edge", "--explain")
+    assert code == 0
+    for text in ("edge_small_model", "gguf_llamacpp", "not embedded", "threads_leave_a_core", "left out"):
+        assert text in out, text
+
+
+def test_json_is_the_plan_and_nothing_else(run: Any) -> None:
+    code, out, _ = run("--goal", "latency", "--model", "small", "--json")
+    assert code == 0
+    data = json.loads(out)
+    made = Plan.from_json(data)
+    assert made.to_json() == data
+    assert set(data) == {f.name for f in dataclasses.fields(Plan)}
+    assert {"levers", "predictions", "processes", "not_expressible", "steps_down", "fallback"} < set(data)
+    assert made.layout["name"] == "latency-small"
+    assert made.supervision["drain_s"] == 30
+
+
+def test_a_refusal_in_json_has_error_violations_and_plan(run: Any) -> None:
+    code, out, _ = run("--goal", "edge", "--host", "0.0.0.0", "--set", "max_num_seqs=999", "--json")
+    assert code == 3
+    data = json.loads(out)
+    assert data["error"]["code"] == "plan_refused"
+    assert [v["code"] for v in data["violations"]] == ["public_bind", "too_many_slots"]
+    assert data["plan"]["violations"] == data["violations"]
+
+
+def test_a_refusal_for_a_person_lists_every_remedy(run: Any) -> None:
+    code, out, err = run("--goal", "edge", "--host", "0.0.0.0", "--port", "0")
+    assert code == 3
+    assert out == ""
+    assert err.count("→") >= 3
+    assert "ssh -L" in err
+
+
+def test_an_unknown_engine_is_exit_5_and_a_typo_exit_2(run: Any) -> None:
+    assert run("--goal", "edge", "--engine", "mine")[0] == 5
+    assert run("--goal", "edge", "--name", "../x")[0] == 2
+    code, _, err = run("--goal", "edge", "--set", "max_num_seq=1")
+    assert code == 2
+    assert "max_num_seqs" in err
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_the_command_line_to_copy_is_whole(goal: str) -> None:
+    made = plan(goal)
+    text = plan_view.command(made.processes[0].argv)
+    words = text.replace("\\\n", " ").split()
+    assert words == ["PORT" if w == "{port:http}" else w for w in made.processes[0].argv]
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_markup_in_a_name_is_shown_as_it_is() -> None:
+    sink = io.StringIO()
+    plan_view.show(Console(width=100, file=sink), plan("edge", of=card(name="a[bold]b[/]")))
+    assert "a[bold]b[/]" in sink.getvalue()
+
+
+def test_the_short_form_fits_a_few_lines() -> None:
+    sink = io.StringIO()
+    plan_view.show_short(Console(width=80, file=sink), plan("edge"))
+    assert "max_model_len=2048" in sink.getvalue()
+    assert len(sink.getvalue().splitlines()) < 12
