@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.model_card.card import ModelCard
     from orchestrator.profiles import Profile
 
+_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 _NAME_LIMIT = 48
 
 
@@ -49,13 +50,12 @@ def gather(
     from orchestrator.engines import registry
     from orchestrator.machine import load, measure
     from orchestrator.problems import shown
-    from orchestrator.profile_schema import NAME
 
-    if name is not None and not re.fullmatch(NAME, name):
+    if name is not None and not re.fullmatch(_NAME, name):
         raise usage(
             "bad_name",
             f"{shown(name)} cannot be a deployment's name",
-            "use letters, digits, . _ - and begin with a letter or digit; 63 of them at most",
+            "use small letters, digits, . _ - and begin with a letter or digit; 63 of them at most",
         )
     resolved = profiles.resolve(
         profile=profile, goal=goal, sets=sets, options={"model": model, "engine": engine}
