@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines.llamacpp.embedded_args import (
@@ -40,12 +40,14 @@ _CLEANUP_LIMIT_S = 10
 _WINDOW_S = 0.5
 _IDLE_SHARE = 0.01
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LISTEN, _ESTABLISHED = "0A", "01"
+# include/net/tcp_states.h
+_ESTABLISHED, _CLOSE_WAIT = 1, 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; the exit code is llama-server's. A refused command line exits 1."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _fill_standard_streams()
     for number in _STOP_SIGNALS:
         # loading holds the interpreter's lock, so a Python handler would run only after it
         signal.signal(number, signal.SIG_DFL)
@@ -82,19 +84,18 @@ def _serve(library: ModuleType, settings: dict[str, Any]) -> int:
     try:
         server = [library.Server(params)]
     except (RuntimeError, OSError) as e:
-        # the library has already logged the cause
+        # the library has logged the cause; leaving by the door lets its log thread write it out
         print(f"error: {e}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)
+        return 1
     wake, told = os.pipe()
     os.set_blocking(told, False)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     for number in _STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
     _await_signal(wake, None)
-    sockets = _own_sockets()
-    port = server[0].listening_address.rsplit(":", 1)[-1]
-    _close_listener(sockets, port)
+    tail = server[0].listening_address.rpartition(":")[2]
+    port = int(tail) if tail.isdigit() else -1
+    _close_listener(port)
     load = _LoadMeter()
     while _connections(port) and load.working():
         if _await_signal(wake, _POLL_S):
@@ -103,11 +104,9 @@ def _serve(library: ModuleType, settings: dict[str, Any]) -> int:
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     # the destructor joins the library's threads while it holds the interpreter's lock
-    faulthandler.dump_traceback_later(_CLEANUP_LIMIT_S, exit=True)
+    faulthandler.dump_traceback_later(_CLEANUP_LIMIT_S, exit=True, file=2)
     server.clear()
-    faulthandler.cancel_dump_traceback_later()
-    sys.stderr.flush()
-    os._exit(0)
+    return 0
 
 
 class _LoadMeter:
@@ -129,6 +128,15 @@ class _LoadMeter:
         share = (used_s - self._used_s) / passed_s
         self._since, self._used_s = time.monotonic(), used_s
         return share > _IDLE_SHARE
+
+
+def _fill_standard_streams() -> None:
+    """A closed stream's number must not go to a socket: the library logs to 2 whatever it is."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _await_signal(wake: int, timeout_s: float | None) -> bool:
@@ -179,56 +187,45 @@ def _honoured(flag: EmbeddedFlag, library: ModuleType) -> bool:
     return True
 
 
-def _own_sockets() -> dict[str, int]:
-    """Socket inodes of this process, each with its descriptor."""
-    found = {}
-    for fd in os.listdir("/proc/self/fd"):
+def _own_sockets(port: int) -> Iterator[tuple[int, socket.socket]]:
+    """This process's TCP sockets on a local port: the descriptor, and a copy that lives for one turn."""
+    for name in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=os.dup(int(name)))
         except OSError:
             continue
-        if target.startswith("socket:["):
-            found[target[8:-1]] = int(fd)
-    return found
+        with copy, contextlib.suppress(OSError):
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port:
+                yield int(name), copy
 
 
-def _tcp(port: str, state: str) -> list[str]:
-    """Inodes of TCP sockets with this local port and state, of the whole network namespace."""
-    wanted = f"{int(port):04X}" if port.isdigit() else ""
-    inodes = []
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/self/net/{name}", encoding="ascii") as f:
-                rows = [line.split() for line in f][1:]
-        except OSError:
-            continue
-        inodes += [r[9] for r in rows if r[3] == state and r[1].rpartition(":")[2] == wanted]
-    return inodes
-
-
-def _close_listener(sockets: dict[str, int], port: str) -> None:
+def _close_listener(port: int) -> None:
     """New connections are refused from here on; those that are open stay.
 
     The server cuts its streams once its accept loop ends, so the loop is kept: a socket that nobody knows
     takes the listener's place, and one connection wakes the loop out of the old one, which then closes.
     """
-    for inode in _tcp(port, _LISTEN):
-        if inode not in sockets:
-            continue
-        with socket.socket(fileno=os.dup(sockets[inode])) as old, socket.socket() as unknown:
-            family, address = old.family, old.getsockname()
-            unknown.bind(("127.0.0.1", 0))
-            unknown.listen(1)
-            os.dup2(unknown.fileno(), sockets[inode], inheritable=False)
+    addresses = []
+    for number, listener in _own_sockets(port):
+        if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            addresses.append((listener.family, listener.getsockname()))
+            with socket.socket() as unknown:
+                unknown.bind(("127.0.0.1", 0))
+                unknown.listen(1)
+                os.dup2(unknown.fileno(), number, inheritable=False)
+    for family, address in addresses:
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
         with socket.socket(family) as waker, contextlib.suppress(OSError):
             waker.settimeout(1)
             waker.connect((reachable, *address[1:]))
 
 
-def _connections(port: str) -> bool:
-    mine = _own_sockets()
-    return any(inode in mine for inode in _tcp(port, _ESTABLISHED))
+def _connections(port: int) -> bool:
+    """Whether a client is connected, be it one that has said all it will say."""
+    states = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] for _, s in _own_sockets(port)]
+    return any(state in (_ESTABLISHED, _CLOSE_WAIT) for state in states)
 
 
 def _version() -> str:

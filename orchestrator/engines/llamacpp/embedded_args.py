@@ -36,7 +36,7 @@ class EmbeddedFlag:
     """One row of the table; see the head of `embedded_flags.yaml`. `advice` is set where it was removed."""
 
     names: tuple[str, ...]
-    off: tuple[str, ...] = ()
+    negated: tuple[str, ...] = ()
     value: str = ""
     kind: str = "switch"
     attr: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class EmbeddedFlag:
 
     def usage(self) -> str:
         """The flag as `--help` shows it, in llama-server's layout."""
-        head = ", ".join((*self.names, *self.off)) + (f" {self.value}" if self.value else "")
+        head = ", ".join((*self.names, *self.negated)) + (f" {self.value}" if self.value else "")
         text = f"the argument has been removed. {self.advice}" if self.advice else self.help
         if (
             self.kind in ("enum", "enums")
@@ -93,7 +93,7 @@ def load_table() -> Table:
     flags = [
         EmbeddedFlag(
             names=tuple(row["names"]),
-            off=tuple(row.get("negated", ())),
+            negated=tuple(row.get("negated", ())),
             value=row.get("value", ""),
             kind=row.get("as", "switch"),
             attr=tuple(row["attr"]),
@@ -123,7 +123,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], table: Table) -> dict
     Raises Refused with llama-server's own words for a flag or value that it would not take.
     """
     settings: dict[str, Any] = {}
-    by_name = {n: f for f in (*table.flags, *table.removed) for n in (*f.names, *f.off)}
+    by_name = {n: f for f in (*table.flags, *table.removed) for n in (*f.names, *f.negated)}
     for flag in table.flags:
         text = environ.get(flag.env) if flag.env else None
         if text is not None:
@@ -262,7 +262,7 @@ def listing(flags: Iterable[EmbeddedFlag]) -> list[dict[str, Any]]:
     """The flags as plain JSON, for `--list-flags`."""
     return [
         {
-            "spellings": [*f.names, *f.off],
+            "spellings": [*f.names, *f.negated],
             "takes_value": bool(f.value),
             "choices": list(f.choices),
             "default": f.default,

@@ -101,4 +101,4 @@ def _choices(value: str, body: str, flat: str) -> tuple[str, ...]:
 
 def _default(flat: str) -> str | None:
     found = _DEFAULT.search(flat)
-    return found[1].strip().strip("'\"") if found else None
+    return re.split("; | = ", found[1])[0].strip().strip("'\"") if found else None
