@@ -17,8 +17,8 @@ fail() {
     exit 1
 }
 
-# the process that is waited for, for whoever traps a signal
-JOB=
+# the process that is waited for and its log, for whoever traps a signal
+JOB= LOG=
 
 # in_background COMMAND...: start it in a process group of its own. Without `set -m` a shell starts background
 # processes with SIGINT ignored, and what they start inherits that.
@@ -31,6 +31,7 @@ in_background() {
 
 # end_job [SIGNAL]: end what runs in the background, if anything does, and wait for it
 end_job() {
+    [ -z "$LOG" ] || rm -f "$LOG"
     [ -n "$JOB" ] || return 0
     kill -"${1:-TERM}" "$JOB" 2>/dev/null && wait "$JOB" 2>/dev/null
     JOB=
@@ -38,11 +39,11 @@ end_job() {
 
 # quietly WHAT COMMAND...: run it, say that it goes on every 10 s, show its output only where it fails
 quietly() {
-    local what=$1 log code=0 beats=0
+    local what=$1 code=0 beats=0
     shift
-    log=$(mktemp) || return 1
+    LOG=$(mktemp) || return 1
     say "$what"
-    in_background "$@" >"$log" 2>&1
+    in_background "$@" >"$LOG" 2>&1
     while kill -0 "$JOB" 2>/dev/null; do
         sleep 0.2
         beats=$((beats + 1))
@@ -50,8 +51,9 @@ quietly() {
     done
     wait "$JOB" || code=$?
     JOB=
-    [ "$code" -eq 0 ] || cat "$log" >&2
-    rm -f "$log"
+    [ "$code" -eq 0 ] || cat "$LOG" >&2
+    rm -f "$LOG"
+    LOG=
     return "$code"
 }
 
