@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,9 +72,11 @@ def _by_daemon(asked: Mapping[str, Any], detach: bool, strict: bool, as_json: bo
 
     from orchestrator.cli.follow import show_ready, started, until_ready
     from orchestrator.cli.output import console, emit, notes
+    from orchestrator.errors import LlmserveError
     from orchestrator.machine import measure
     from orchestrator.machine.files import from_json
     from orchestrator.supervisor import client
+    from orchestrator.supervisor.lifecycle import ENDED
 
     # the machine as the daemon may use it; one not started yet will be given what this command is given
     running = client.running()
@@ -81,19 +84,23 @@ def _by_daemon(asked: Mapping[str, Any], detach: bool, strict: bool, as_json: bo
     name, plan = _planned(asked, machine, as_json)
     daemon = running or client.start()
     began = time.monotonic()
-    status = daemon.launch(name, plan, os.environ)
+    others = {d["name"] for d in daemon.ps() if d["state"] not in ENDED}
+    try:
+        status = daemon.launch(name, plan, os.environ)
+        if not detach:
+            status = until_ready(daemon, status, _weights_bytes(plan))
+    except KeyboardInterrupt:
+        if name not in others:
+            notes().print(f"interrupted: stopping {name}")
+            with contextlib.suppress(LlmserveError):
+                daemon.stop(name)
+        raise
     if detach:
         if as_json:
             emit(status)
         else:
             console().print(f"{name} is starting; llmserve status {name}, llmserve logs -f {name}")
         return
-    try:
-        status = until_ready(daemon, status, _weights_bytes(plan))
-    except KeyboardInterrupt:
-        notes().print(f"interrupted: stopping {name}")
-        daemon.stop(name)
-        raise
     if strict and status["state"] == "degraded":
         daemon.stop(name)
     started(status, strict)

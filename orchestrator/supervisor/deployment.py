@@ -371,11 +371,15 @@ class Deployment:
 
     async def _watch_health(self) -> None:
         judge = Judge(self.liveness, steady_now())
+        next_look = steady_now() + self.liveness.interval_s
         while True:
-            await asyncio.sleep(self.liveness.interval_s)
+            await asyncio.sleep(max(0.0, next_look - steady_now()))
+            next_look = max(next_look, steady_now()) + self.liveness.interval_s
             try:
-                progress = await self.engine.progress(self._http, self.endpoint or "")
-            except (httpx.HTTPError, ValueError):
+                # a frozen engine must not stretch the interval
+                async with asyncio.timeout(self.liveness.interval_s):
+                    progress = await self.engine.progress(self._http, self.endpoint or "")
+            except (httpx.HTTPError, ValueError, TimeoutError):
                 progress = None
             match judge.look(steady_now(), progress):
                 case "alive":
