@@ -5,7 +5,8 @@ server, out of the xllamacpp package, in a process of its own. What is different
 
 - The first SIGTERM or SIGINT closes the listening socket and lets running requests finish, then exits 0.
   llama-server cuts them and hangs. A second signal exits 1 at once.
-- While the model loads both signals end the process at once, as llama-server's do.
+- While the model loads, and until a moment after /health first says 200, both signals end the process at
+  once, as llama-server's do.
 """
 
 from __future__ import annotations
