@@ -6,12 +6,8 @@ from typing import Annotated
 
 import typer
 
-
-def complete_goal(incomplete: str) -> list[str]:
-    """Goals for the shell's completion."""
-    from orchestrator.goals import GOALS
-
-    return [name for name in GOALS if name.startswith(incomplete)]
+from orchestrator.cli.goals import complete_goal
+from orchestrator.cli.profiles import complete_profile
 
 
 def complete_lever(incomplete: str) -> list[str]:
@@ -19,15 +15,6 @@ def complete_lever(incomplete: str) -> list[str]:
     from orchestrator.levers import LEVERS
 
     return [f"{name}=" for name in LEVERS if name.startswith(incomplete)]
-
-
-def complete_profile(incomplete: str) -> list[str]:
-    """Built-in and own profiles for the shell's completion, by the names of their files."""
-    from orchestrator import folders, profile_files
-
-    places = (profile_files.builtin_dir(), folders.config_dir() / "profiles")
-    found = {path.stem for place in places for path in place.glob("*.yaml")}
-    return sorted(name for name in found if name.startswith(incomplete))
 
 
 def complete_machine(incomplete: str) -> list[str]:
