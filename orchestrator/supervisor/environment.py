@@ -32,7 +32,7 @@ def allowed(env: Mapping[str, str]) -> dict[str, str]:
     A VLLM_PORT that is a URI is left out: Kubernetes sets one for a service called "vllm", and vLLM would
     read it as a port number.
     """
-    patterns = _lists()["allow"]
+    allow, deny = _lists()["allow"], _lists()["deny"]
     return {
         k: v for k, v in env.items() if _matches(k, patterns) and not (k == "VLLM_PORT" and _URI.match(v))
     }

@@ -8,10 +8,10 @@ import time
 
 import httpx
 import pytest
+from commands import Cli, wait_until
 from openai import OpenAI
 
 from orchestrator.supervisor import ports, process
-from tests.launch.conftest import Cli, wait_until
 
 pytestmark = pytest.mark.real_engine
 
@@ -152,9 +152,7 @@ def pid_or_zero(found: dict) -> int:
     return int(found["processes"][0]["pid"] or 0)
 
 
-def test_without_its_shim_it_serves_on_and_a_restart_makes_it_whole(
-    cli: Cli, launched: dict
-) -> None:
+def test_without_its_shim_it_serves_on_and_a_restart_makes_it_whole(cli: Cli, launched: dict) -> None:
     before = status(cli)
     os.kill(before["processes"][0]["shim_pid"], signal.SIGKILL)
     after = await_state(cli, "edge-one", "degraded")

@@ -58,6 +58,7 @@ def test_state_files_are_the_users_alone():
 
 def test_the_engine_inherits_the_allowed_names_and_nothing_else():
     env = {"PATH": "/bin", "HF_HOME": "/h", "LC_ALL": "C", "AWS_SECRET_ACCESS_KEY": "s", "SSH_AUTH_SOCK": "x"}
+    env["LLAMA_ARG_CTX_SIZE"] = "1"
     assert allowed(env) == {"PATH": "/bin", "HF_HOME": "/h", "LC_ALL": "C"}
 
 
