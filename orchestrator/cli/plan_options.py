@@ -78,10 +78,14 @@ Set = Annotated[
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="The deployment's name; GOAL-MODEL if not given.", show_default=False),
+    typer.Option(
+        "--name", metavar="NAME", help="The deployment's name, else GOAL-MODEL.", show_default=False
+    ),
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[
     int | None,
-    typer.Option("--port", metavar="PORT", help="Port; the first free one from 8000 if not given.", show_default=False),
+    typer.Option(
+        "--port", metavar="PORT", help="Port, else the first free one from 8000.", show_default=False
+    ),
 ]

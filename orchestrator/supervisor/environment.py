@@ -34,7 +34,9 @@ def allowed(env: Mapping[str, str]) -> dict[str, str]:
     """
     allow, deny = _lists()["allow"], _lists()["deny"]
     return {
-        k: v for k, v in env.items() if _matches(k, patterns) and not (k == "VLLM_PORT" and _URI.match(v))
+        k: v
+        for k, v in env.items()
+        if _matches(k, allow) and not _matches(k, deny) and not (k == "VLLM_PORT" and _URI.match(v))
     }
 
 
