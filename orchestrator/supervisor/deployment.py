@@ -64,6 +64,7 @@ class Deployment:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.Task[None]] = set()
+        self._lookers: set[asyncio.Task[None]] = set()
         # proxies of the daemon's environment have no business between it and a server on this host
         self._http = httpx.AsyncClient(timeout=5, trust_env=False)
 
@@ -175,7 +176,7 @@ class Deployment:
 
     async def close(self) -> None:
         """Let go without touching the engine: another daemon will adopt it."""
-        tasks = [*self._tasks, *self._watchers]
+        tasks = [*self._tasks, *self._watchers, *self._lookers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -299,15 +300,15 @@ class Deployment:
     # watching the present run
 
     def _watch(self, run: Run) -> None:
-        for task in self._watchers:
+        for task in (*self._watchers, *self._lookers):
             task.cancel()
         self._go(self._watch_end(run), self._watchers)
         if run.leader is None or self.life.state not in lc.RUNNING or self.life.condemned is not None:
             return
         if self.life.ready_since is None:
-            self._go(self._watch_start(run), self._watchers)
+            self._go(self._watch_start(run), self._lookers)
         else:
-            self._go(self._watch_health(), self._watchers)
+            self._go(self._watch_health(), self._lookers)
 
     async def _watch_end(self, run: Run) -> None:
         def shim_lost() -> None:
@@ -386,7 +387,7 @@ class Deployment:
                     if self.life.state == "unhealthy":
                         self.post(lc.Recovered())
                 case "probe":
-                    self._go(self._probe(judge), self._watchers)
+                    self._go(self._probe(judge), self._lookers)
                 case "strike":
                     self._note("strike", strikes=judge.strikes)
                     self.post(lc.Struck())
@@ -405,6 +406,8 @@ class Deployment:
             judge.probe_returned(steady_now(), False)
 
     async def _stop_process(self, run: Run, drain: bool) -> None:
+        for task in self._lookers:  # a probe of ours would be counted as a request
+            task.cancel()
         if drain and self.engine.stop_recipe().wait_idle:
             await stopping.drain(self.engine, self._http, self.endpoint or "", self.drain_s, self._drained)
         await stopping.end(self.engine, run, lambda signum: self._note("signal", signal=signum))
