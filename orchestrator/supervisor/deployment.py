@@ -300,7 +300,8 @@ class Deployment:
     # watching the present run
 
     def _watch(self, run: Run) -> None:
-        for task in (*self._watchers, *self._lookers):
+        self._look_away()
+        for task in self._watchers:
             task.cancel()
         self._go(self._watch_end(run), self._watchers)
         if run.leader is None or self.life.state not in lc.RUNNING or self.life.condemned is not None:
@@ -310,12 +311,20 @@ class Deployment:
         else:
             self._go(self._watch_health(), self._lookers)
 
+    def _look_away(self) -> None:
+        for task in self._lookers:
+            task.cancel()
+
     async def _watch_end(self, run: Run) -> None:
         def shim_lost() -> None:
             self._note("shim_lost")
             self.post(lc.ShimLost())
 
-        ending = await run.end(shim_lost, lambda: self.post(lc.LeaderDied()))
+        def leader_dead() -> None:
+            self._look_away()
+            self.post(lc.LeaderDied())
+
+        ending = await run.end(shim_lost, leader_dead)
         self._ending = ending
         if ending.leftovers:
             self._note("leftovers_killed", leftovers=list(ending.leftovers))
@@ -406,8 +415,7 @@ class Deployment:
             judge.probe_returned(steady_now(), False)
 
     async def _stop_process(self, run: Run, drain: bool) -> None:
-        for task in self._lookers:  # a probe of ours would be counted as a request
-            task.cancel()
+        self._look_away()  # a probe of ours would be counted as a request
         if drain and self.engine.stop_recipe().wait_idle:
             await stopping.drain(self.engine, self._http, self.endpoint or "", self.drain_s, self._drained)
         await stopping.end(self.engine, run, lambda signum: self._note("signal", signal=signum))
