@@ -17,10 +17,9 @@ import httpx
 
 from orchestrator.engines.base import Engine, Exit, FactCheck, Failure
 from orchestrator.engines.registry import engine as engine_of
-from orchestrator.errors import LlmserveError
 from orchestrator.plan import Plan
+from orchestrator.supervisor import failures, ports, process, readiness, stopping
 from orchestrator.supervisor import lifecycle as lc
-from orchestrator.supervisor import ports, process, readiness, stopping
 from orchestrator.supervisor.environment import redacted
 from orchestrator.supervisor.health import Judge, LivenessSettings
 from orchestrator.supervisor.restart import RestartSettings
@@ -136,7 +135,7 @@ class Deployment:
             ],
             "plan_vs_actual": self.checks,
             "corrections": self.corrections,
-            "last_failure": _shown(life.last_failure),
+            "last_failure": failures.shown(life.last_failure),
             "log": str(self.folder.log(self.process_plan.role)),
             "retry_in_s": max(0.0, round(life.retry_at - steady_now(), 1)) if life.retry_at else None,
             "revision": self.revision,
@@ -164,7 +163,7 @@ class Deployment:
         if life.state == "backoff" or life.state in lc.ENDED:
             return
         if run is None or run.boot_id != process.boot_id():
-            self.post(lc.TreeEmpty(_REBOOTED if run else _NEVER_STARTED))
+            self.post(lc.TreeEmpty(failures.REBOOTED if run else failures.NEVER_STARTED))
             return
         await run.await_record()
         self._note("adopted", pid=run.leader.pid if run.leader else None)
@@ -200,7 +199,7 @@ class Deployment:
                 except Exception as e:  # the owner must survive whatever an action meets
                     self._note("action_failed", action=repr(action), error=repr(e))
                     if isinstance(action, lc.Spawn):
-                        self.post(lc.TreeEmpty(_spawn_failure(e)))
+                        self.post(lc.TreeEmpty(failures.spawn_failed(e)))
             async with self._changed:
                 self.revision += 1
                 self._changed.notify_all()
@@ -245,7 +244,7 @@ class Deployment:
                 was=before,
                 reason=life.reason,
                 generation=life.generation,
-                failure=_shown(failed),
+                failure=failures.shown(failed),
             )
 
     def _note(self, kind: str, **data: Any) -> None:
@@ -333,13 +332,7 @@ class Deployment:
 
     def _classify(self, run: Run, ending: Ending) -> Failure:
         if ending.exec_error:
-            return Failure(
-                "program_missing",
-                "the engine's program could not be started",
-                ending.exec_error,
-                "llmserve engines list",
-                "never",
-            )
+            return failures.program_missing(ending.exec_error)
         return self.engine.classify(run.log_text(), Exit(ending.code, ending.signal))
 
     async def _port_closed(self) -> None:
@@ -365,7 +358,7 @@ class Deployment:
                     on_refused_proof=lambda error: self._note("prove_failed", error=error),
                 )
         except TimeoutError:
-            self.post(lc.Condemned(_start_cap(self.start_cap_s)))
+            self.post(lc.Condemned(failures.start_timeout(self.start_cap_s)))
             return
         checks = await self._compare()
         self.checks = [asdict(c) for c in checks]
@@ -401,7 +394,7 @@ class Deployment:
                     self._note("strike", strikes=judge.strikes)
                     self.post(lc.Struck())
                 case "hung":
-                    self.post(lc.Condemned(_HUNG))
+                    self.post(lc.Condemned(failures.HUNG))
                     return
 
     async def _probe(self, judge: Judge) -> None:
@@ -419,38 +412,3 @@ class Deployment:
         if drain and self.engine.stop_recipe().wait_idle:
             await stopping.drain(self.engine, self._http, self.endpoint or "", self.drain_s, self._drained)
         await stopping.end(self.engine, run, lambda signum: self._note("signal", signal=signum))
-
-
-def _shown(failure: Failure | None) -> dict[str, str] | None:
-    if failure is None:
-        return None
-    return {
-        "class": failure.failure_class,
-        "message": failure.message,
-        "evidence": failure.evidence,
-        "remedy": failure.remedy,
-    }
-
-
-_REBOOTED = Failure(
-    "rebooted", "the machine was restarted while it ran", "the boot id changed", "llmserve restart", "never"
-)
-_NEVER_STARTED = Failure(
-    "never_started", "the daemon ended before the process was started", "", "llmserve restart", "backoff"
-)
-_HUNG = Failure("hang", "no token moved within the deadline", "liveness probe", "llmserve logs", "backoff")
-
-
-def _start_cap(cap_s: float) -> Failure:
-    return Failure(
-        "start_timeout",
-        f"not ready {cap_s:.0f} s after it was started",
-        "start cap",
-        "raise it with --set supervision.start_cap_s=SECONDS",
-        "never",
-    )
-
-
-def _spawn_failure(error: Exception) -> Failure:
-    said = error.message if isinstance(error, LlmserveError) else f"{type(error).__name__}: {error}"
-    return Failure("spawn_failed", "the process could not be started", said, "llmserve logs", "backoff")
