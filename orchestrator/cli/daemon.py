@@ -41,6 +41,7 @@ def stop(
 ) -> None:
     """Stop the daemon. Servers run on and are found again, unless --all."""
     from orchestrator.cli.output import console, emit, notes
+    from orchestrator.cli.stop import told
     from orchestrator.supervisor import client
     from orchestrator.supervisor.store import deployment_names
 
@@ -56,7 +57,7 @@ def stop(
         return
     con = console()
     for name, report in done["stopped"].items():
-        con.print(f"{name} stopped in {report['seconds']} s, {len(report['survivors'])} processes left")
+        con.print(f"{name} stopped in {report['seconds']} s: {told(report)}", soft_wrap=True)
     con.print("the daemon is stopped" if done["was_running"] else "no daemon was running")
 
 

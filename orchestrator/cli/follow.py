@@ -74,6 +74,7 @@ def started(status: dict[str, Any], strict: bool = False) -> None:
 
 def show_ready(status: dict[str, Any], seconds: float) -> None:
     """How launch and restart end: plan against fact, the address, a ready curl, the next commands."""
+    from rich.markup import escape
     from rich.table import Table
 
     from orchestrator.cli.output import console
@@ -81,20 +82,22 @@ def show_ready(status: dict[str, Any], seconds: float) -> None:
     con = console()
     name, url = status["name"], status["endpoint"]
     if status["plan_vs_actual"]:
-        table = Table(title="plan against what the engine reports", title_justify="left", width=78)
-        for column in ("what", "planned", "actual", ""):
+        table = Table(box=None, pad_edge=False)
+        for column in ("plan against engine", "planned", "reported", ""):
             table.add_column(column, overflow="fold")
         for c in status["plan_vs_actual"]:
             mark = "[green]ok[/]" if c["ok"] else "[red]differs[/]"
-            table.add_row(c["what"], str(c["planned"]), str(c["actual"]), mark)
+            table.add_row(c["what"], escape(str(c["planned"])), escape(str(c["actual"])), mark)
         con.print(table)
+        con.print()
     if status["state"] == "degraded":
-        con.print(f"[yellow]degraded[/]: {status['reason']}", soft_wrap=True)
-    body = f'{{"model": "{status["served_model"]}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        con.print(f"[yellow]degraded[/]: {escape(status['reason'])}", soft_wrap=True)
     con.print(f"[bold green]{status['state']}[/] after {seconds:.1f} s: [bold]{name}[/] at [bold]{url}[/]")
-    con.print("\nask it:")
     con.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'",
+        f"\nask it:\n  curl {url}/v1/chat/completions \\\n"
+        "    -H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{status["served_model"]}", "max_tokens": 64,\n'
+        '         "messages": [{"role": "user", "content": "Hello!"}]}\'',
         markup=False,
         soft_wrap=True,
     )

@@ -178,11 +178,11 @@ async def _keep(
 
 async def _stop(supervisor: Supervisor, name: str) -> None:
     from orchestrator.cli.output import notes
+    from orchestrator.cli.stop import told
 
     if name in supervisor.deployments:
         report = await supervisor.deployments[name].stop()
-        left = len(report["survivors"])
-        notes().print(f"{name} stopped: {report['lost']} requests lost, {left} processes left")
+        notes().print(f"{name} stopped in {report['seconds']} s: {told(report)}", soft_wrap=True)
 
 
 def _planned(asked: Mapping[str, Any], machine: Machine, as_json: bool) -> tuple[str, Plan]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.names import Name
 from orchestrator.cli.output import Json
+
+if TYPE_CHECKING:
+    from orchestrator.supervisor.store import DeploymentFolder
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +26,7 @@ def logs(
 ) -> None:
     """Show the engine's log."""
     from orchestrator.cli.names import chosen
-    from orchestrator.cli.output import emit
+    from orchestrator.cli.output import emit, notes
     from orchestrator.cli.tail import growth, last_lines
     from orchestrator.errors import usage
     from orchestrator.supervisor.store import DeploymentFolder
@@ -42,6 +45,12 @@ def logs(
     out.write(text)
     out.flush()
     if follow:
-        for block in growth(file, end):
+        for block in growth(file, end, lambda: _ended(folder) is not None):
             out.write(block)
             out.flush()
+        notes().print(f"{folder.name} is {_ended(folder)}; llmserve restart {folder.name}", soft_wrap=True)
+
+
+def _ended(folder: DeploymentFolder) -> str | None:
+    state = (folder.state() or {}).get("state")
+    return state if state in ("stopped", "failed") else None

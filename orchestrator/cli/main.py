@@ -22,6 +22,7 @@ from orchestrator.cli import (
     profiles,
     ps,
     restart,
+    rm,
     status,
     stop,
 )
@@ -62,6 +63,7 @@ for _module in (
     events,
     stop,
     restart,
+    rm,
     profiles,
     engines,
     models,
@@ -126,7 +128,8 @@ def main() -> None:
         if message is not None:
             # typer's "no arguments" has shown the help already and says nothing more
             if message():
-                _report(LlmserveError("usage", message(), "see `llmserve --help`", exit_code=Exit.USAGE))
+                path = getattr(getattr(e, "ctx", None), "command_path", "llmserve")
+                _report(LlmserveError("usage", message(), f"see `{path} --help`", exit_code=Exit.USAGE))
             code = Exit.USAGE
         else:
             _report(

@@ -6,6 +6,7 @@ Nothing heavy is imported at the top: `llmserve --help` pays for this module.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,14 +42,22 @@ def emit(data: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def console() -> Console:
-    """For a person: stdout, or stderr where stdout is for JSON. Colour only on a terminal."""
-    from rich.console import Console
+def console(*, whole_lines: bool = False) -> Console:
+    """For a person: stdout, or stderr where stdout is for JSON. Colour only on a terminal.
+
+    `whole_lines`: rows are never broken, as addresses and paths are there to be copied and grepped.
+    """
+    from rich.console import Console as RichConsole
+
+    class Console(RichConsole):
+        def on_broken_pipe(self) -> None:  # rich would exit 1
+            raise BrokenPipeError
 
     con = Console(stderr=json_mode(), highlight=False)
-    if not con.is_terminal:
-        # piped output is read by people and grep at a fixed width
-        con = Console(stderr=json_mode(), highlight=False, width=80, soft_wrap=False)
+    if whole_lines:
+        return Console(stderr=json_mode(), highlight=False, width=1000)
+    if not con.is_terminal and "COLUMNS" not in os.environ:
+        return Console(stderr=json_mode(), highlight=False, width=80)
     return con
 
 

@@ -16,36 +16,39 @@ def register(app: typer.Typer) -> None:
 def ps(json_output: Json = False) -> None:
     """List the deployments."""
     from orchestrator.cli.output import console, emit
-    from orchestrator.supervisor import client
-    from orchestrator.supervisor.store import deployment_names
+    from orchestrator.supervisor import client, store
 
-    # nothing was ever launched here: no daemon is needed to say so
-    known = client.running() or (client.start() if deployment_names() else None)
-    rows = [{k: v for k, v in d.items() if k not in _NOT_IN_A_LIST} for d in known.ps()] if known else []
+    running = client.running()
+    found = None if running else store.all_ended()
+    if found is None:
+        found = (running or client.start()).ps()
+    rows = [{k: v for k, v in d.items() if k not in _NOT_IN_A_LIST} for d in found]
     if json_output:
         emit({"deployments": rows})
         return
+    con = console(whole_lines=True)
     if not rows:
-        console().print("no deployment yet; llmserve launch --goal edge")
+        con.print("no deployment yet; llmserve launch --goal edge")
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "state", "goal", "engine", "address", "up", "restarts"):
-        table.add_column(column, overflow="fold")
+    for column in ("name", "state", "address", "up", "restarts", "goal", "engine"):
+        table.add_column(column)
     for row in rows:
         process = row["processes"][0]
         state = row["state"] + (f" ({row['reason']})" if row["reason"] and row["state"] != "ready" else "")
+        ended = row["state"] in ("stopped", "failed")
         table.add_row(
             row["name"],
             state,
-            row["goal"],
-            row["engine"]["name"],
-            row["endpoint"] or "–",
+            "–" if ended else row["endpoint"],
             duration(process["uptime_s"]),
             str(process["restarts"]),
+            row["goal"],
+            row["engine"]["name"],
         )
-    console().print(table)
+    con.print(table)
 
 
 def duration(seconds: float | None) -> str:

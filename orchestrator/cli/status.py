@@ -25,37 +25,44 @@ def status(
     from orchestrator.cli.names import chosen
     from orchestrator.cli.output import console, emit
     from orchestrator.cli.ps import duration
-    from orchestrator.supervisor import client
+    from orchestrator.supervisor import client, store
 
-    found = client.connect().status(chosen(name), env=env)
+    which = chosen(name)
+    running = client.running()
+    ended = None if running or env else store.all_ended()
+    if ended is not None:
+        found = next(d for d in ended if d["name"] == which)
+    else:
+        found = (running or client.start()).status(which, env=env)
     if json_output:
         emit(found)
         return
     from rich.markup import escape
     from rich.table import Table
 
-    con = console()
+    con = console(whole_lines=True)
     process = found["processes"][0]
+    over = found["state"] in ("stopped", "failed")
     reason = f" ({found['reason']})" if found["reason"] else ""
     phase = f", {found['phase']}" if found["phase"] else ""
     engine = found["engine"]
     rows = [
         ("name", found["name"]),
         ("state", f"{found['state']}{phase}{reason}"),
-        ("address", found["endpoint"] or "–"),
+        ("address", "–" if over else found["endpoint"]),
         ("model", found["served_model"]),
         ("goal", found["goal"]),
         ("engine", f"{engine['name']} {engine['version']}"),
-        ("process", f"{process['pid'] or '–'} under shim {process['shim_pid'] or '–'}"),
+        ("process", "–" if over else f"{process['pid'] or '–'} under shim {process['shim_pid'] or '–'}"),
         ("up", f"{duration(process['uptime_s'])}, restarts {process['restarts']}"),
         ("log", found["log"]),
     ]
     grid = Table(box=None, show_header=False, pad_edge=False)
     grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
+    grid.add_column()
     for key, value in rows:
         grid.add_row(key, escape(str(value)))
-    for check in found["plan_vs_actual"]:
+    for check in [] if over else found["plan_vs_actual"]:
         mark = "ok" if check["ok"] else "differs"
         grid.add_row(mark, escape(f"{check['what']}: planned {check['planned']}, actual {check['actual']}"))
     for correction in found["corrections"]:
@@ -63,9 +70,17 @@ def status(
         grid.add_row("corrected", escape(f"after {correction['cause']}: {levers}"))
     if found["last_failure"]:
         failure = found["last_failure"]
-        grid.add_row("failure", escape(f"{failure['class']}: {failure['message']}"))
+        grid.add_row("failure", escape(f"{when(failure['at'])}{failure['class']}: {failure['message']}"))
         grid.add_row("", escape(failure["evidence"]))
         grid.add_row("", escape(f"→ {failure['remedy']}"))
     for key, value in found.get("env", {}).items():
         grid.add_row("env", escape(f"{key}={value}"))
     con.print(grid)
+    con.print(f"[dim]next: llmserve {'restart' if over else 'logs -f'} {found['name']}[/]")
+
+
+def when(seconds: float | None) -> str:
+    """A time as `2026-11-30 00:12:03 `, "" where it is not known."""
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(seconds)) if seconds else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _LOOK_S = 0.2
@@ -24,10 +24,12 @@ def last_lines(file: Path, count: int) -> tuple[bytes, int]:
     return b"".join(lines[-count:] if count else []), end
 
 
-def growth(file: Path, position: int) -> Iterator[bytes]:
-    """What is written after `position`, as it comes, for ever. A rotated file is read anew."""
+def growth(file: Path, position: int, over: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+    """What is written after `position`, as it comes, until `over`. A rotated file is read anew."""
     inode = None
-    while True:
+    last = False
+    while not last:
+        last = over()
         try:
             with file.open("rb") as f:
                 stat = file.stat()
@@ -40,4 +42,5 @@ def growth(file: Path, position: int) -> Iterator[bytes]:
                     yield block
         except FileNotFoundError:
             position = 0
-        time.sleep(_LOOK_S)
+        if not last:
+            time.sleep(_LOOK_S)

@@ -62,7 +62,10 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
         return (await supervisor.launch(body["name"], plan, body["env"])).status()
 
     async def ps(request: Request) -> dict[str, Any]:
-        return {"schema_version": 1, "deployments": [d.status() for d in supervisor.deployments.values()]}
+        return {
+            "schema_version": 1,
+            "deployments": [d.status() for _, d in sorted(supervisor.deployments.items())],
+        }
 
     async def status(request: Request) -> dict[str, Any]:
         deployment = supervisor.get(request.path_params["name"])
@@ -75,6 +78,10 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
     async def stop(request: Request) -> dict[str, Any]:
         report = await supervisor.get(request.path_params["name"]).stop()
         return {"schema_version": 1, **report}
+
+    async def remove(request: Request) -> dict[str, Any]:
+        await supervisor.remove(request.path_params["name"])
+        return {"schema_version": 1}
 
     async def restart(request: Request) -> dict[str, Any]:
         deployment = supervisor.get(request.path_params["name"])
@@ -100,6 +107,7 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
             route("/v1/deployments", ps),
             route("/v1/deployments", launch, "POST"),
             route("/v1/deployments/{name}", status),
+            route("/v1/deployments/{name}", remove, "DELETE"),
             route("/v1/deployments/{name}/stop", stop, "POST"),
             route("/v1/deployments/{name}/restart", restart, "POST"),
         ]

@@ -63,6 +63,9 @@ class Client:
         """Returns when the stop is proved."""
         return self._ask("POST", f"/v1/deployments/{name}/stop", within_s=None)
 
+    def remove(self, name: str) -> None:
+        self._ask("DELETE", f"/v1/deployments/{name}")
+
     def restart(self, name: str) -> dict[str, Any]:
         """Returns when the restart has begun."""
         return self._ask("POST", f"/v1/deployments/{name}/restart", within_s=_SPAWN_S + _ANSWER_S)

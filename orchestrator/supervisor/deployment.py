@@ -55,6 +55,7 @@ class Deployment:
         self.checks: list[dict[str, Any]] = state.get("plan_vs_actual", [])
         self.corrections: list[dict[str, Any]] = state.get("corrections", [])
         self.last_stop: dict[str, Any] | None = state.get("last_stop")
+        self.failed_at: float | None = state.get("failed_at")
         self.revision = 0
         self._ending: Ending | None = None
         self._stop_started = steady_now()
@@ -95,16 +96,20 @@ class Deployment:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self.revision > after), timeout_s)
 
     async def stop(self) -> dict[str, Any]:
-        """Stop and wait until it is proved; the contract's `finished, lost, seconds, survivors`."""
-        if self.life.state not in lc.ENDED:
-            generation = self.life.generation
-            self.post(lc.StopRequested())
-            async with self._changed:
-                # a restart that overtakes this stop ends it too: its generation is gone
-                await self._changed.wait_for(
-                    lambda: self.life.state in lc.ENDED or self.life.generation != generation
-                )
-        return self.last_stop or {"finished": 0, "lost": 0, "seconds": 0.0, "survivors": []}
+        """Stop and wait until it is proved; the contract's `finished, lost, seconds, survivors`, and
+        `was`, the state it was in."""
+        was = self.life.state
+        nothing = {"finished": 0, "lost": 0, "seconds": 0.0, "survivors": []}
+        if was in lc.ENDED:
+            return nothing | {"was": was}
+        generation = self.life.generation
+        self.post(lc.StopRequested())
+        async with self._changed:
+            # a restart that overtakes this stop ends it too: its generation is gone
+            await self._changed.wait_for(
+                lambda: self.life.state in lc.ENDED or self.life.generation != generation
+            )
+        return (self.last_stop or nothing) | {"was": was}
 
     def status(self, show_env: bool = False) -> dict[str, Any]:
         """The contract's status object. `revision` counts changes, for waiting on the next one."""
@@ -135,7 +140,7 @@ class Deployment:
             ],
             "plan_vs_actual": self.checks,
             "corrections": self.corrections,
-            "last_failure": failures.shown(life.last_failure),
+            "last_failure": failures.shown(life.last_failure, self.failed_at),
             "log": str(self.folder.log(self.process_plan.role)),
             "retry_in_s": max(0.0, round(life.retry_at - steady_now(), 1)) if life.retry_at else None,
             "revision": self.revision,
@@ -236,6 +241,8 @@ class Deployment:
                     "survivors": list(self._ending.survivors) if self._ending else [],
                 }
                 self._note("stop_proved", **self.last_stop)
+            case lc.TreeEmpty():
+                self.failed_at = time.time()
         if life.state != before:
             failed = life.last_failure if life.state in ("failed", "backoff", "starting") else None
             self.record(
@@ -262,6 +269,8 @@ class Deployment:
             "plan_vs_actual": self.checks,
             "corrections": self.corrections,
             "last_stop": self.last_stop,
+            "failed_at": self.failed_at,
+            "status": self.status(),
         }
         try:
             self.folder.write_state(state)

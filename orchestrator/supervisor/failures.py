@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator.engines.base import Failure
 from orchestrator.errors import LlmserveError
 
 
-def shown(failure: Failure | None) -> dict[str, str] | None:
-    """The contract's `last_failure`: `class, message, evidence, remedy`."""
+def shown(failure: Failure | None, at: float | None = None) -> dict[str, Any] | None:
+    """The contract's `last_failure`: `class, message, evidence, remedy`, and `at` (unix s) where known."""
     if failure is None:
         return None
     return {
@@ -15,6 +17,7 @@ def shown(failure: Failure | None) -> dict[str, str] | None:
         "message": failure.message,
         "evidence": failure.evidence,
         "remedy": failure.remedy,
+        "at": at,
     }
 
 

@@ -133,6 +133,17 @@ def deployment_names(root: Path | None = None) -> list[str]:
     )
 
 
+def all_ended() -> list[dict[str, Any]] | None:
+    """The last status of every deployment, where all have ended: then no daemon is needed to tell. Else None."""
+    found = []
+    for name in deployment_names():
+        state = DeploymentFolder(name).state() or {}
+        if state.get("state") not in ("stopped", "failed") or not isinstance(state.get("status"), dict):
+            return None
+        found.append(state["status"])
+    return found
+
+
 def find(name: str) -> DeploymentFolder:
     """The folder of an existing deployment. Raises LlmserveError (exit 5), naming those there are."""
     folder = DeploymentFolder(name) if _NAME.fullmatch(name) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,6 +102,22 @@ class Supervisor:
     def _carried(existing: Deployment | None) -> dict[str, Any]:
         # generations go on counting, so that no record of an earlier life is taken for one of this
         return {"lifecycle": {"generation": existing.life.generation}} if existing else {}
+
+    async def remove(self, name: str) -> None:
+        """Delete the files of a deployment that has ended. Raises LlmserveError: exit 5, or 3 while it runs."""
+        deployment = self.deployments.get(name)
+        if deployment is None and name not in deployment_names():
+            raise no_such_deployment(name, sorted(self.deployments))
+        if deployment is not None:
+            if deployment.life.state not in lc.ENDED:
+                raise refused(
+                    "still_running",
+                    f"{name} is {deployment.life.state}",
+                    f"llmserve stop {name}, then remove it",
+                )
+            await deployment.close()
+            del self.deployments[name]
+        await asyncio.to_thread(shutil.rmtree, DeploymentFolder(name).path)
 
     def _choose_ports(self, plan: Plan) -> dict[str, int]:
         held = {
