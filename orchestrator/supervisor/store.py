@@ -134,7 +134,7 @@ def deployment_names(root: Path | None = None) -> list[str]:
 
 
 def all_ended() -> list[dict[str, Any]] | None:
-    """The last status of every deployment, where all have ended: then no daemon is needed to tell. Else None."""
+    """The last status of every deployment where all have ended, as no daemon is needed to tell; else None."""
     found = []
     for name in deployment_names():
         state = DeploymentFolder(name).state() or {}

@@ -104,7 +104,7 @@ class Supervisor:
         return {"lifecycle": {"generation": existing.life.generation}} if existing else {}
 
     async def remove(self, name: str) -> None:
-        """Delete the files of a deployment that has ended. Raises LlmserveError: exit 5, or 3 while it runs."""
+        """Delete the files of one that has ended. Raises LlmserveError: exit 5, or 3 while it runs."""
         deployment = self.deployments.get(name)
         if deployment is None and name not in deployment_names():
             raise no_such_deployment(name, sorted(self.deployments))
