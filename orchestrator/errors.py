@@ -58,6 +58,17 @@ class LlmserveError(Exception):
         return out
 
 
+def system_error(error: OSError) -> LlmserveError:
+    """What the system refused: a full disk, a folder that may not be written (exit 3: it can be mended)."""
+    where = f": {error.filename}" if error.filename else ""
+    return LlmserveError(
+        "system",
+        f"{error.strerror or error}{where}",
+        "look at the path's permissions and at free space (df -h)",
+        exit_code=Exit.REFUSED,
+    )
+
+
 def usage(code: str, message: str, remedy: str = "") -> LlmserveError:
     """The command was given something it cannot read (exit 2)."""
     return LlmserveError(code, message, remedy, exit_code=Exit.USAGE)

@@ -45,7 +45,9 @@ def stop(
     from orchestrator.supervisor import client
     from orchestrator.supervisor.store import deployment_names
 
-    daemon = client.running() or (client.start() if all_ and deployment_names() else None)
+    daemon = client.running(any_version=True)
+    if daemon is None and all_ and deployment_names():
+        daemon = client.start()
     if daemon is None:
         done: dict[str, Any] = {"was_running": False, "stopped": {}}
     else:

@@ -46,9 +46,13 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
         line = json.dumps(event, ensure_ascii=False)
     else:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        at = event.get("time")
+        known = isinstance(at, (int, float)) and 0 <= at < 1e11
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if known else "?"
         rest = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in _FIXED and v is not None)
-        line = f"{when}  {event['process'] or event['deployment']}  {event['kind']}  {rest}".rstrip()
+        line = (
+            f"{when}  {event.get('process') or event.get('deployment')}  {event.get('kind')}  {rest}".rstrip()
+        )
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -63,7 +63,7 @@ def started(status: dict[str, Any], strict: bool = False) -> None:
         raise LlmserveError(
             str(failure.get("class") or status["reason"]),
             f"{name} failed: {failure.get('message')}: {failure.get('evidence')}".rstrip(": "),
-            f"{failure.get('remedy')}; the log: llmserve logs {name}".lstrip("; "),
+            f"{failure.get('remedy')}\n    the log: llmserve logs {name}",
             exit_code=Exit.ENGINE,
         )
     if status["state"] == "stopped":

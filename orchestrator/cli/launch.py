@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from orchestrator.machine import Machine
     from orchestrator.plan import Plan
+    from orchestrator.supervisor.deployment import Deployment
     from orchestrator.supervisor.supervisor import Supervisor
 
 
@@ -72,6 +73,7 @@ def _by_daemon(asked: Mapping[str, Any], detach: bool, strict: bool, as_json: bo
 
     from orchestrator.cli.follow import show_ready, started, until_ready
     from orchestrator.cli.output import console, emit, notes
+    from orchestrator.cli.plan_view import show_short
     from orchestrator.errors import LlmserveError
     from orchestrator.machine import measure
     from orchestrator.machine.files import from_json
@@ -81,7 +83,9 @@ def _by_daemon(asked: Mapping[str, Any], detach: bool, strict: bool, as_json: bo
     # the machine as the daemon may use it; one not started yet will be given what this command is given
     running = client.running()
     machine = from_json(running.machine()) if running else measure()
-    name, plan = _planned(asked, machine, as_json)
+    name, plan = _planned(asked, machine)
+    if not as_json:
+        show_short(console(), plan)
     daemon = running or client.start()
     began = time.monotonic()
     others = {d["name"] for d in daemon.ps() if d["state"] not in ENDED}
@@ -112,12 +116,16 @@ def _by_daemon(asked: Mapping[str, Any], detach: bool, strict: bool, as_json: bo
 
 def _in_foreground(asked: Mapping[str, Any], strict: bool, as_json: bool) -> None:
     import asyncio
+    import signal
 
+    from orchestrator.cli.output import console, terminal
+    from orchestrator.cli.plan_view import show_short
     from orchestrator.errors import refused
     from orchestrator.machine import measure
     from orchestrator.supervisor import client
     from orchestrator.supervisor.daemon import lock, serve
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal ends nothing
     daemon = client.running()
     if daemon is not None:
         busy = daemon.daemon()
@@ -130,66 +138,92 @@ def _in_foreground(asked: Mapping[str, Any], strict: bool, as_json: bool) -> Non
         daemon.shut_down(False)
         client.wait_gone(daemon)
     handle = lock()
-    name, plan = _planned(asked, measure(), as_json)
-    ended: list[BaseException | None] = []
+    name, plan = _planned(asked, measure())
+    if not as_json:
+        with terminal():
+            show_short(console(), plan)
+    mine = _Foreground(name, plan, strict, as_json)
+    asyncio.run(serve(mine.keep, handle, on_end=mine.end, only=name))
+    if mine.interrupted:
+        raise KeyboardInterrupt
+    if mine.error is not None:
+        raise mine.error
 
-    async def deployment(supervisor: Supervisor, over: asyncio.Event) -> None:
+
+class _Foreground:
+    """One deployment supervised by this process: launched, kept until it ends or a signal comes, stopped."""
+
+    def __init__(self, name: str, plan: Plan, strict: bool, as_json: bool) -> None:
+        self.name, self.plan, self.strict, self.as_json = name, plan, strict, as_json
+        self.deployment: Deployment | None = None
+        self.error: Exception | None = None
+        self.interrupted = False
+
+    async def keep(self, supervisor: Supervisor, over: asyncio.Event) -> None:
+        """Launch, say when it is ready, and return when it has ended; `error` is how."""
         try:
-            await _keep(supervisor, over, name, plan, strict, as_json)
-            ended.append(None)
+            await self._keep(supervisor, over)
         except Exception as e:
-            ended.append(e)
+            self.error = e
         over.set()
 
-    asyncio.run(serve(deployment, handle, on_end=lambda supervisor: _stop(supervisor, name)))
-    if ended and ended[0] is not None:
-        raise ended[0]
+    async def _keep(self, supervisor: Supervisor, over: asyncio.Event) -> None:
+        import os
+        import signal
+
+        from orchestrator.cli.follow import OVER, show_ready, started
+        from orchestrator.cli.output import emit, terminal
+        from orchestrator.supervisor.lifecycle import ENDED
+
+        began = time.monotonic()
+        await supervisor.settle(self.name)
+        deployment = self.deployment = await supervisor.launch(self.name, self.plan, os.environ)
+        phase = None
+        while deployment.life.state not in OVER:
+            if deployment.life.phase != phase:
+                phase = deployment.life.phase
+                with terminal() as out:
+                    out.print(f"{time.monotonic() - began:5.1f} s  {phase}")
+            await deployment.wait_change(deployment.revision, 30)
+        status = deployment.status()
+        if over.is_set() and status["state"] == "stopped":
+            self.interrupted = supervisor.ended_by == signal.SIGINT
+            return
+        started(status, self.strict)
+        with terminal():
+            if self.as_json:
+                emit(status)
+            else:
+                show_ready(status, time.monotonic() - began)
+        while deployment.life.state not in ENDED:
+            await deployment.wait_change(deployment.revision, 30)
+        if deployment.life.state == "failed":
+            started(deployment.status())
+
+    async def end(self, supervisor: Supervisor, hurry: asyncio.Event) -> None:
+        """Stop what this process launched, nothing else; at once when `hurry` is set."""
+        import asyncio
+
+        from orchestrator.cli.output import terminal
+        from orchestrator.cli.stop import told
+
+        if self.deployment is None:
+            return
+        stopping = asyncio.ensure_future(self.deployment.stop())
+        hurrying = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done() and self.deployment.run is not None:
+            await self.deployment.run.kill()
+        hurrying.cancel()
+        report = await stopping
+        with terminal() as out:
+            out.print(f"{self.name} stopped in {report['seconds']} s: {told(report)}", soft_wrap=True)
 
 
-async def _keep(
-    supervisor: Supervisor, over: asyncio.Event, name: str, plan: Plan, strict: bool, as_json: bool
-) -> None:
-    """Launch, say when it is ready, and return when it has ended."""
-    import os
-
-    from orchestrator.cli.follow import OVER, show_ready, started
-    from orchestrator.cli.output import emit, notes
-    from orchestrator.supervisor.lifecycle import ENDED
-
-    began = time.monotonic()
-    deployment = await supervisor.launch(name, plan, os.environ)
-    phase = None
-    while deployment.life.state not in OVER:
-        if deployment.life.phase != phase:
-            phase = deployment.life.phase
-            notes().print(f"{time.monotonic() - began:5.1f} s  {phase}")
-        await deployment.wait_change(deployment.revision, 30)
-    status = deployment.status()
-    started(status, strict)
-    if as_json:
-        emit(status)
-    else:
-        show_ready(status, time.monotonic() - began)
-    while deployment.life.state not in ENDED:
-        await deployment.wait_change(deployment.revision, 30)
-    if deployment.life.state == "failed":
-        started(deployment.status())
-
-
-async def _stop(supervisor: Supervisor, name: str) -> None:
-    from orchestrator.cli.output import notes
-    from orchestrator.cli.stop import told
-
-    if name in supervisor.deployments:
-        report = await supervisor.deployments[name].stop()
-        notes().print(f"{name} stopped in {report['seconds']} s: {told(report)}", soft_wrap=True)
-
-
-def _planned(asked: Mapping[str, Any], machine: Machine, as_json: bool) -> tuple[str, Plan]:
-    """The deployment's name and its plan, shown in short; refused here where it has violations."""
+def _planned(asked: Mapping[str, Any], machine: Machine) -> tuple[str, Plan]:
+    """The deployment's name and its plan; refused here where it has violations."""
     from orchestrator.cli.fetching import fetching
-    from orchestrator.cli.output import console
-    from orchestrator.cli.plan_view import refusal, show_short
+    from orchestrator.cli.plan_view import refusal
     from orchestrator.planning.inputs import gather
     from orchestrator.planning.planner import make_plan
 
@@ -198,8 +232,6 @@ def _planned(asked: Mapping[str, Any], machine: Machine, as_json: bool) -> tuple
     plan = make_plan(inputs)
     if plan.violations:
         raise refusal(plan)
-    if not as_json:
-        show_short(console(), plan)
     return inputs.name, plan
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -26,7 +26,7 @@ from orchestrator.cli import (
     status,
     stop,
 )
-from orchestrator.errors import Exit, LlmserveError
+from orchestrator.errors import Exit, LlmserveError, system_error, usage
 
 app = typer.Typer(
     name="llmserve",
@@ -98,46 +98,58 @@ def _escape(text: str) -> str:
 
 def main() -> None:
     """Entry point. Every end is an exit code of `errors.Exit`; no traceback reaches a user."""
+    _usable_streams()
+    error: LlmserveError | None = None
+    code: int | None = Exit.DONE
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except LlmserveError as e:
-        _report(e)
-        code = e.exit_code
+        error = e
     except (typer.Abort, KeyboardInterrupt):
         code = Exit.INTERRUPTED
     except BrokenPipeError:
         # the reader went away (`| head`): nothing more to say, and nothing to say it to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = Exit.DONE
-    except OSError as e:
-        if os.environ.get("LLMSERVE_DEBUG"):
-            raise
-        where = f": {e.filename}" if e.filename else ""
-        _report(
-            LlmserveError(
-                "system",
-                f"{e.strerror or e}{where}",
-                "look at the path's permissions and at free space (df -h)",
-            )
-        )
-        code = Exit.UNEXPECTED
+        _to_nowhere(sys.stdout)
     except Exception as e:
         if os.environ.get("LLMSERVE_DEBUG"):
             raise
-        message = getattr(e, "format_message", None)
-        if message is not None:
-            # typer's "no arguments" has shown the help already and says nothing more
-            if message():
-                path = getattr(getattr(e, "ctx", None), "command_path", "llmserve")
-                _report(LlmserveError("usage", message(), f"see `{path} --help`", exit_code=Exit.USAGE))
-            code = Exit.USAGE
-        else:
-            _report(
-                LlmserveError(
-                    "unexpected",
-                    f"{type(e).__name__}: {e}",
-                    "this is a defect of llmserve; LLMSERVE_DEBUG=1 shows where",
-                )
-            )
-            code = Exit.UNEXPECTED
+        error, code = _understood(e), Exit.USAGE
+    if error is not None:
+        code = error.exit_code
+        try:
+            _report(error)
+            sys.stdout.flush()
+        except OSError:
+            _to_nowhere(sys.stdout)
     sys.exit(int(code or 0))
+
+
+def _understood(e: Exception) -> LlmserveError | None:
+    """What a user is told of an exception; None where typer has told it."""
+    if isinstance(e, OSError):
+        return system_error(e)
+    message = getattr(e, "format_message", None)
+    if message is None:
+        return LlmserveError(
+            "unexpected",
+            f"{type(e).__name__}: {e}",
+            "this is a defect of llmserve; LLMSERVE_DEBUG=1 shows where",
+        )
+    # typer's "no arguments" has shown the help already and says nothing more
+    path = getattr(getattr(e, "ctx", None), "command_path", "llmserve")
+    return usage("usage", message(), f"see `{path} --help`") if message() else None
+
+
+def _usable_streams() -> None:
+    """Closed streams go nowhere; a character that the terminal's encoding lacks becomes a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -5,6 +5,7 @@ Nothing heavy is imported at the top: `llmserve --help` pays for this module.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
 _json_mode = False
@@ -59,6 +62,18 @@ def console(*, whole_lines: bool = False) -> Console:
     if not con.is_terminal and "COLUMNS" not in os.environ:
         return Console(stderr=json_mode(), highlight=False, width=80)
     return con
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[Console]:
+    """`notes()` for a process that outlives its terminal: once that is lost, what is said goes nowhere."""
+    try:
+        yield notes()
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for fd in (1, 2):
+            os.dup2(nowhere, fd)
 
 
 def notes() -> Console:

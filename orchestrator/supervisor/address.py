@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 from pathlib import Path
 
 from orchestrator.errors import LlmserveError
@@ -13,6 +15,21 @@ _LONGEST = 100
 
 def lock_file() -> Path:
     return state_dir() / "daemon.lock"
+
+
+def holder() -> int | None:
+    """The pid of the daemon that holds the lock, None where it is free; -1 where the holder is not known."""
+    try:
+        with lock_file().open("r+", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return None
+            except OSError:
+                return int(json.loads(handle.read())["pid"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return -1
 
 
 def socket_file() -> Path:

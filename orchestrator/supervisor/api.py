@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from orchestrator import __version__
-from orchestrator.errors import LlmserveError, usage
+from orchestrator.errors import LlmserveError, system_error, usage
 from orchestrator.plan import Plan
 from orchestrator.supervisor import lifecycle as lc
 from orchestrator.supervisor.supervisor import Supervisor
@@ -62,13 +62,10 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
         return (await supervisor.launch(body["name"], plan, body["env"])).status()
 
     async def ps(request: Request) -> dict[str, Any]:
-        return {
-            "schema_version": 1,
-            "deployments": [d.status() for _, d in sorted(supervisor.deployments.items())],
-        }
+        return {"schema_version": 1, "deployments": await supervisor.ps()}
 
     async def status(request: Request) -> dict[str, Any]:
-        deployment = supervisor.get(request.path_params["name"])
+        deployment = await supervisor.get(request.path_params["name"])
         query = request.query_params
         if "after" in query:
             wait_s = min(float(query.get("wait_s", _LONGEST_WAIT_S)), _LONGEST_WAIT_S)
@@ -76,7 +73,7 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
         return deployment.status(show_env="env" in query)
 
     async def stop(request: Request) -> dict[str, Any]:
-        report = await supervisor.get(request.path_params["name"]).stop()
+        report = await supervisor.stop(request.path_params["name"])
         return {"schema_version": 1, **report}
 
     async def remove(request: Request) -> dict[str, Any]:
@@ -84,7 +81,7 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
         return {"schema_version": 1}
 
     async def restart(request: Request) -> dict[str, Any]:
-        deployment = supervisor.get(request.path_params["name"])
+        deployment = await supervisor.get(request.path_params["name"])
         revision = deployment.revision
         deployment.post(lc.RestartRequested())
         await deployment.wait_change(revision, _LONGEST_WAIT_S)
@@ -95,7 +92,12 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
             try:
                 return JSONResponse(await handler(request))
             except LlmserveError as e:
-                return JSONResponse(e.to_json() | {"exit_code": int(e.exit_code)}, status_code=409)
+                error = e
+            except OSError as e:
+                error = system_error(e)
+            except Exception as e:
+                error = LlmserveError("daemon_defect", f"{type(e).__name__}: {e}", "a defect of llmserve")
+            return JSONResponse(error.to_json() | {"exit_code": int(error.exit_code)}, status_code=409)
 
         return Route(path, endpoint, methods=[method])
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from orchestrator import __version__
 from orchestrator.errors import Exit, LlmserveError
 from orchestrator.folders import state_dir
 from orchestrator.plan import Plan
-from orchestrator.supervisor.address import check_socket, lock_file, socket_file
+from orchestrator.supervisor.address import check_socket, holder, lock_file, socket_file
 from orchestrator.supervisor.environment import allowed
 
 PROTOCOL = 1
@@ -30,7 +31,9 @@ class Client:
     def __init__(self) -> None:
         self.socket = check_socket(socket_file())
         self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://daemon"
+            transport=httpx.HTTPTransport(uds=str(self.socket), verify=False, trust_env=False),
+            base_url="http://daemon",
+            trust_env=False,
         )
 
     def daemon(self) -> dict[str, Any]:
@@ -87,8 +90,12 @@ class Client:
         try:
             reply = self._http.request(method, path, json=body, params=dict(query or {}), timeout=timeout)
             data = reply.json()
-        except (httpx.HTTPError, ValueError) as e:
+        except httpx.TimeoutException:
+            raise _silent(within_s) from None
+        except httpx.HTTPError as e:
             raise unreachable(str(e) or type(e).__name__) from None
+        except ValueError:
+            data = None
         if reply.status_code >= 400 or not isinstance(data, dict):
             raise _error(data)
         return data
@@ -119,9 +126,20 @@ def unreachable(why: str) -> LlmserveError:
     )
 
 
+def _silent(within_s: float | None) -> LlmserveError:
+    pid = holder()
+    who = f"(pid {pid}) " if pid and pid > 0 else ""
+    return LlmserveError(
+        "daemon_silent",
+        f"the daemon {who}accepts connections and has not answered for {within_s:.0f} s",
+        f"look whether it is stopped or starved; kill -9 {pid} loses no server: the next command finds them",
+        exit_code=Exit.DAEMON,
+    )
+
+
 def running(*, any_version: bool = False) -> Client | None:
-    """A client of the daemon that runs, None where none does. Raises LlmserveError on a version mismatch,
-    unless `any_version`: stopping is understood by all."""
+    """A client of the daemon that runs, None where none does. Raises LlmserveError where it does not answer,
+    and on a version mismatch, unless `any_version`: stopping is understood by all."""
     client = Client()
     if not client.socket.exists():
         return None
@@ -167,11 +185,35 @@ def start() -> Client:
     log = state_dir() / "daemon.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     offset = log.stat().st_size if log.exists() else 0
+    child = _spawn(log)
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        client = running()
+        if client is not None:
+            return client
+        if child.poll() == int(Exit.REFUSED) and holder() is None:
+            # a daemon that was just ending, or a command that looked at the lock, held it
+            child = _spawn(log)
+        elif child.poll() not in (None, int(Exit.REFUSED)):
+            break
+        time.sleep(0.05)
+    pid = holder()
+    if pid is not None and child.poll() == int(Exit.REFUSED):
+        raise unreachable(f"pid {pid} holds its lock and its socket does not answer")
+    with log.open("rb") as f:
+        f.seek(offset)
+        said = f.read()[-2000:].decode("utf-8", "replace").strip()
+    raise unreachable(f"it was started and did not come up; {log} says: {said or 'nothing'}")
+
+
+def _spawn(log: Path) -> subprocess.Popen[bytes]:
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     # a daemon started from inside an engine's tree must not be taken for a part of it
     env = {k: v for k, v in os.environ.items() if k != "LLMSERVE_MARKER"}
+    if env.get("LLMSERVE_HOME"):
+        env["LLMSERVE_HOME"] = str(Path(env["LLMSERVE_HOME"]).expanduser().absolute())
     try:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator.supervisor.daemon"],
             stdin=subprocess.DEVNULL,
             stdout=fd,
@@ -182,16 +224,3 @@ def start() -> Client:
         )
     finally:
         os.close(fd)
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        client = running()
-        if client is not None:
-            return client
-        # exit 3: another command's daemon won the lock, and will answer
-        if child.poll() not in (None, int(Exit.REFUSED)):
-            break
-        time.sleep(0.05)
-    with log.open("rb") as f:
-        f.seek(offset)
-        said = f.read()[-2000:].decode("utf-8", "replace").strip()
-    raise unreachable(f"it was started and did not come up; {log} says: {said or 'nothing'}")

@@ -20,9 +20,11 @@ from starlette.applications import Starlette
 from orchestrator import __version__
 from orchestrator.errors import Exit, LlmserveError
 from orchestrator.folders import state_dir
-from orchestrator.supervisor.address import check_socket, lock_file, socket_file
+from orchestrator.supervisor.address import check_socket, holder, lock_file, socket_file
 from orchestrator.supervisor.api import application
 from orchestrator.supervisor.supervisor import Supervisor
+
+_LOOK_S = 0.5
 
 
 class AlreadyRunning(LlmserveError):
@@ -42,17 +44,12 @@ def lock() -> IO[str]:
     """Take the lock that makes the daemon single; held until the file is closed. Raises AlreadyRunning."""
     file = lock_file()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = file.open("a+", encoding="utf-8")
+    handle = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        handle.seek(0)
-        pid = None
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            pid = int(json.loads(handle.read())["pid"])
         handle.close()
-        raise AlreadyRunning(pid) from None
-    handle.seek(0)
+        raise AlreadyRunning(holder()) from None
     handle.truncate()
     handle.write(json.dumps({"pid": os.getpid(), "version": __version__, "socket": str(socket_file())}))
     handle.flush()
@@ -62,20 +59,27 @@ def lock() -> IO[str]:
 async def serve(
     started: Callable[[Supervisor, asyncio.Event], Coroutine[Any, Any, None]] | None = None,
     handle: IO[str] | None = None,
-    on_end: Callable[[Supervisor], Coroutine[Any, Any, None]] | None = None,
+    on_end: Callable[[Supervisor, asyncio.Event], Coroutine[Any, Any, None]] | None = None,
+    only: str | None = None,
 ) -> None:
     """Supervise until SIGTERM, SIGINT or `daemon stop`; engines are left running.
 
     `started` is run beside it, once deployments are adopted; setting its event ends the daemon. `on_end` is
-    run to its end before the daemon lets go of its deployments. Raises AlreadyRunning.
+    run to its end before the daemon lets go of its deployments; its event is set by a second signal. `only`
+    is the one deployment that may be adopted and launched. Raises AlreadyRunning.
     """
     handle = handle or lock()
     path = check_socket(socket_file())
-    supervisor = Supervisor()
-    over = asyncio.Event()
+    supervisor = Supervisor(only)
+    over, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told(signum: int) -> None:
+        supervisor.ended_by = supervisor.ended_by or signum
+        (hurry if over.is_set() else over).set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, over.set)
+        loop.add_signal_handler(signum, told, signum)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a lost terminal ends nothing
 
     def shut_down() -> None:
@@ -83,7 +87,10 @@ async def serve(
 
     app = application(supervisor, str(path), os.getpid(), shut_down)
     await supervisor.adopt_all()
-    tasks = [asyncio.create_task(_keep_socket(app, path))]
+    tasks = [
+        asyncio.create_task(_keep_socket(app, path)),
+        asyncio.create_task(_keep_folder(supervisor, handle, over)),
+    ]
     if started:
         tasks.append(asyncio.create_task(started(supervisor, over)))
     ended = asyncio.create_task(over.wait())
@@ -91,18 +98,38 @@ async def serve(
         done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        if not over.is_set():
-            await over.wait()
+        await over.wait()
     finally:
-        if on_end:
-            await on_end(supervisor)
-        for task in (ended, *tasks):
-            task.cancel()
-        await asyncio.gather(ended, *tasks, return_exceptions=True)
-        await supervisor.close()
+        try:
+            if on_end:
+                await on_end(supervisor, hurry)
+        finally:
+            for task in (ended, *tasks):
+                task.cancel()
+            await asyncio.gather(ended, *tasks, return_exceptions=True)
+            await supervisor.close()
+            with contextlib.suppress(OSError):
+                path.unlink()
+            handle.close()
+
+
+async def _keep_folder(supervisor: Supervisor, handle: IO[str], over: asyncio.Event) -> None:
+    """When the state folder is deleted under the daemon: write it anew. Where another daemon was quicker,
+    leave the deployments to it."""
+    inode = os.fstat(handle.fileno()).st_ino
+    while _inode(lock_file()) == inode:
+        await asyncio.sleep(_LOOK_S)
+    try:
+        again = lock()
+    except AlreadyRunning:
+        again = None
+    for deployment in supervisor.deployments.values():
         with contextlib.suppress(OSError):
-            path.unlink()
-        handle.close()
+            deployment.rewrite()
+    if again is None:
+        over.set()
+        return
+    await _keep_folder(supervisor, again, over)
 
 
 class _Server(uvicorn.Server):
@@ -126,7 +153,7 @@ async def _keep_socket(app: Starlette, path: Path) -> None:
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         try:
             while not serving.done() and _inode(path) == inode:
-                await asyncio.sleep(1)
+                await asyncio.sleep(_LOOK_S)
         finally:
             server.should_exit = True
             await asyncio.wait({serving}, timeout=3)

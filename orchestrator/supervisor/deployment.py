@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
@@ -18,9 +18,8 @@ import httpx
 from orchestrator.engines.base import Engine, Exit, FactCheck, Failure
 from orchestrator.engines.registry import engine as engine_of
 from orchestrator.plan import Plan
-from orchestrator.supervisor import failures, ports, process, readiness, stopping
+from orchestrator.supervisor import failures, ports, process, readiness, status, stopping
 from orchestrator.supervisor import lifecycle as lc
-from orchestrator.supervisor.environment import redacted
 from orchestrator.supervisor.health import Judge, LivenessSettings
 from orchestrator.supervisor.restart import RestartSettings
 from orchestrator.supervisor.run import Ending, Run, steady_now
@@ -58,15 +57,18 @@ class Deployment:
         self.failed_at: float | None = state.get("failed_at")
         self.revision = 0
         self._ending: Ending | None = None
-        self._stop_started = steady_now()
-        self._drained = stopping.Drain()
+        self._drain = stopping.Drain(**state.get("drain") or {"began": steady_now()})
+        self._auto_ports = bool(state.get("auto_ports"))
+        self._was_ready = bool(state.get("was_ready"))
+        self.new_ports: Callable[[], dict[str, int]] | None = None
+        self._unsaved = False
         self._inbox: asyncio.Queue[lc.Event] = asyncio.Queue()
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.Task[None]] = set()
         self._lookers: set[asyncio.Task[None]] = set()
         # proxies of the daemon's environment have no business between it and a server on this host
-        self._http = httpx.AsyncClient(timeout=5, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=5, trust_env=False, verify=False)
 
     # for others
 
@@ -113,41 +115,7 @@ class Deployment:
 
     def status(self, show_env: bool = False) -> dict[str, Any]:
         """The contract's status object. `revision` counts changes, for waiting on the next one."""
-        life = self.life
-        alive = self.run if life.state in lc.RUNNING or life.state == "stopping" else None
-        leader, shim = (alive.leader, alive.shim) if alive else (None, None)
-        started = alive.started_at if alive else None
-        out: dict[str, Any] = {
-            "schema_version": 1,
-            "name": self.name,
-            "state": life.state,
-            "phase": life.phase,
-            "reason": life.reason,
-            "endpoint": self.endpoint,
-            "served_model": self.served_model,
-            "goal": self.plan.goal,
-            "engine": asdict(self.plan.engine),
-            "processes": [
-                {
-                    "role": self.process_plan.role,
-                    "pid": leader.pid if leader else None,
-                    "shim_pid": shim.pid if shim else None,
-                    "state": life.state,
-                    "restarts": life.restarts,
-                    "uptime_s": round(time.time() - started, 1) if started else None,
-                    "resident_bytes": alive.resident_bytes() if alive else None,
-                }
-            ],
-            "plan_vs_actual": self.checks,
-            "corrections": self.corrections,
-            "last_failure": failures.shown(life.last_failure, self.failed_at),
-            "log": str(self.folder.log(self.process_plan.role)),
-            "retry_in_s": max(0.0, round(life.retry_at - steady_now(), 1)) if life.retry_at else None,
-            "revision": self.revision,
-        }
-        if show_env:
-            out["env"] = redacted({**self.env, **self.process_plan.env})
-        return out
+        return status.of(self, show_env)
 
     def record(self, kind: str, **data: Any) -> None:
         """An event of the deployment as a whole."""
@@ -174,7 +142,7 @@ class Deployment:
         self._note("adopted", pid=run.leader.pid if run.leader else None)
         self._watch(run)
         if life.state == "stopping":
-            self._go(self._stop_process(run, drain=False), self._tasks)
+            self._go(self._stop_process(run, drain=not self._drain.over), self._tasks)
         elif life.condemned is not None:
             self._go(run.kill(), self._tasks)
 
@@ -229,15 +197,17 @@ class Deployment:
         """Events for people, and the report of a stop."""
         life = self.life
         match event:
-            case lc.StopRequested() | lc.RestartRequested():
-                self._stop_started, self._drained, self.last_stop = steady_now(), stopping.Drain(), None
+            case lc.StopRequested() | lc.RestartRequested() if before != "stopping":
+                self._drain, self.last_stop = stopping.Drain(steady_now()), None
+            case lc.BecameReady():
+                self._was_ready = True
             case lc.PhaseSeen(phase=phase):
                 self._note("phase", phase=phase)
             case lc.TreeEmpty() if before == "stopping":
                 self.last_stop = {
-                    "finished": self._drained.finished,
-                    "lost": self._drained.lost,
-                    "seconds": round(steady_now() - self._stop_started, 2),
+                    "finished": self._drain.finished,
+                    "lost": self._drain.lost,
+                    "seconds": round(steady_now() - self._drain.began, 2),
                     "survivors": list(self._ending.survivors) if self._ending else [],
                 }
                 self._note("stop_proved", **self.last_stop)
@@ -270,13 +240,33 @@ class Deployment:
             "corrections": self.corrections,
             "last_stop": self.last_stop,
             "failed_at": self.failed_at,
+            "drain": asdict(self._drain),
+            "auto_ports": self._auto_ports,
+            "was_ready": self._was_ready,
             "status": self.status(),
         }
         try:
             self.folder.write_state(state)
+            self._unsaved = False
         except OSError as e:
-            # a full disk: go on in memory, the next change tries again
-            self.record("state_not_saved", error=str(e))
+            # a full disk: go on in memory, and try until there is room
+            if not self._unsaved:
+                self.record("state_not_saved", error=str(e))
+                self._unsaved = True
+                self._go(self._save_later(), self._tasks)
+
+    async def _save_later(self) -> None:
+        while self._unsaved:
+            await asyncio.sleep(1)
+            self._save()
+
+    def rewrite(self) -> None:
+        """Everything again, after its folder was deleted under it. Raises OSError."""
+        self.folder.process_dir(self.process_plan.role).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.write_plan(self.plan)
+        self.folder.write_env(self.env)
+        self._save()
+        self.record("rewritten")
 
     async def _wake(self, at: float) -> None:
         await asyncio.sleep(max(0.0, at - steady_now()))
@@ -297,6 +287,10 @@ class Deployment:
         self.life.steps_down = frozenset(lower.steps_down)
 
     async def _spawn(self) -> None:
+        if self._auto_ports and not self._was_ready and self.new_ports and not self._ports_free():
+            # nobody asked for this port and nobody was told of it yet
+            self.ports = self.new_ports()
+            self.record("other_ports", ports=self.ports)
         run = Run.prepare(self.folder, self.process_plan.role, self.life.generation)
         self.run, self.checks = run, []
         self._save()  # before the start: whoever adopts must know the marker
@@ -343,6 +337,9 @@ class Deployment:
         if ending.exec_error:
             return failures.program_missing(ending.exec_error)
         return self.engine.classify(run.log_text(), Exit(ending.code, ending.signal))
+
+    def _ports_free(self) -> bool:
+        return all(ports.is_free(self.process_plan.bound, port) for port in self.ports.values())
 
     async def _port_closed(self) -> None:
         """Until nobody listens on our ports; bounded, as a foreign listener may have taken one."""
@@ -409,7 +406,7 @@ class Deployment:
     async def _probe(self, judge: Judge) -> None:
         patience_s = self.liveness.deadline_loaded_s * self.liveness.strikes
         try:
-            async with httpx.AsyncClient(timeout=patience_s, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=patience_s, trust_env=False, verify=False) as client:
                 await self.engine.prove(client, self.endpoint or "", self.served_model)
             judge.probe_returned(steady_now(), True)
         except (httpx.HTTPError, ValueError) as e:
@@ -419,5 +416,7 @@ class Deployment:
     async def _stop_process(self, run: Run, drain: bool) -> None:
         self._look_away()  # a probe of ours would be counted as a request
         if drain and self.engine.stop_recipe().wait_idle:
-            await stopping.drain(self.engine, self._http, self.endpoint or "", self.drain_s, self._drained)
+            await stopping.drain(self.engine, self._http, self.endpoint or "", self.drain_s, self._drain)
+        self._drain.over = True
+        self._save()
         await stopping.end(self.engine, run, lambda signum: self._note("signal", signal=signum))

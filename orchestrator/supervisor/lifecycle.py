@@ -18,6 +18,7 @@ from orchestrator.supervisor.restart import RestartSettings, after_failure
 
 State = Literal["starting", "ready", "degraded", "unhealthy", "backoff", "stopping", "stopped", "failed"]
 RUNNING: frozenset[State] = frozenset({"starting", "ready", "degraded", "unhealthy"})
+_NO_PROGRESS = "no progress"
 ENDED: frozenset[State] = frozenset({"stopped", "failed"})
 
 
@@ -176,10 +177,10 @@ class Lifecycle:
                 return []
             case Struck():
                 if self.state in ("ready", "degraded"):
-                    self.state, self.reason = "unhealthy", "no progress"
+                    self.state, self.reason = "unhealthy", _NO_PROGRESS
                 return []
             case Recovered():
-                if self.state == "unhealthy" and self.condemned is None:
+                if self.state == "unhealthy" and self.reason == _NO_PROGRESS:
                     self._settle()
                 return []
             case ShimLost():

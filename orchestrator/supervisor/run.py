@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -21,7 +22,8 @@ _LOG_MAX_BYTES = 64 * 1024 * 1024
 _LOG_END_BYTES = 32 * 1024
 _LOG_READ_BYTES = 4 * 1024 * 1024
 _TERM_GRACE_S = 10
-_SHIM_CLEARS_S = 20
+_SHIM_CLEARS_S = 12
+_SHIM_ENDS_S = 2
 _RECORD_S = 2
 
 
@@ -70,7 +72,7 @@ class Run:
             role=role,
             generation=generation,
             marker=f"llmserve-{folder.name}-{uuid.uuid4().hex}",
-            tmpdir=tempfile.mkdtemp(prefix="llmserve-"),
+            tmpdir=_temporary_folder(),
             log_start=log.stat().st_size if log.exists() else 0,
             boot_id=process.boot_id(),
         )
@@ -78,14 +80,43 @@ class Run:
     @classmethod
     def found(cls, folder: DeploymentFolder, data: Mapping[str, Any]) -> Run:
         """What `to_json` wrote. Raises KeyError, TypeError on damage."""
-        return cls(folder=folder, **data)
+        people = {k: Identity(*data[k]) if data.get(k) else None for k in ("leader", "shim")}
+        return cls(folder=folder, **{**data, **people})
+
+    @classmethod
+    def rebuilt(cls, folder: DeploymentFolder, role: str) -> Run | None:
+        """From the shim's own files, where the state was lost; None where they say nothing."""
+        spec = shim_client.read_record(folder.process_dir(role), "spec.json")
+        if spec is None or not isinstance(spec.get("marker"), str):
+            return None
+        run = cls(
+            folder=folder,
+            role=role,
+            generation=int(spec.get("generation", 0)),
+            marker=spec["marker"],
+            tmpdir=str(spec.get("tmpdir", "")),
+            log_start=0,
+            boot_id=process.boot_id(),
+        )
+        run.follow_record()
+        return run
 
     def to_json(self) -> dict[str, Any]:
         keys = ("role", "generation", "marker", "tmpdir", "log_start", "boot_id", "started_at")
-        return {k: getattr(self, k) for k in keys}
+        people = {"leader": self.leader, "shim": self.shim}
+        return {k: getattr(self, k) for k in keys} | {
+            k: [i.pid, i.start_time, i.boot_id] if i else None for k, i in people.items()
+        }
 
     async def start(self, plan: ProcessPlan, ports: Mapping[str, int], env: Mapping[str, str]) -> None:
-        """Start shim and engine. Raises LlmserveError where no shim came up."""
+        """Start shim and engine. Raises LlmserveError or OSError where no shim came up."""
+        try:
+            await self._start(plan, ports, env)
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, self.tmpdir, ignore_errors=True)
+            raise
+
+    async def _start(self, plan: ProcessPlan, ports: Mapping[str, int], env: Mapping[str, str]) -> None:
         process_dir = self.folder.process_dir(self.role)
         spec = bind(plan, ports, self.tmpdir, str(self.folder.log(self.role)), {**env, "TMPDIR": self.tmpdir})
         await shim_client.start(
@@ -103,6 +134,7 @@ class Run:
                 "tmpdir": spec.tmpdir,
                 "marker": self.marker,
                 "term_grace_s": _TERM_GRACE_S,
+                "ports": dict(ports),
             },
         )
         self.follow_record()
@@ -206,11 +238,18 @@ class Run:
                 await leader_dead
                 on_leader_dead()
                 await asyncio.wait({shim_dead}, timeout=_SHIM_CLEARS_S)
+                for signum in (signal.SIGTERM, signal.SIGKILL):
+                    # frozen, or waiting for room on a full disk: its work is taken over below
+                    if not shim_dead.done() and self.shim.signal(signum):
+                        await asyncio.wait({shim_dead}, timeout=_SHIM_ENDS_S)
             finally:
                 leader_dead.cancel()
                 shim_dead.cancel()
         # the shim has emptied the tree; where it could not, this does
         survivors = await self._sweep()
+        if self.shim is not None and self.shim.alive():
+            survivors.append(self.shim)
+        (self.folder.process_dir(self.role) / "shim.sock").unlink(missing_ok=True)
         if self.tmpdir:
             await asyncio.to_thread(shutil.rmtree, self.tmpdir, ignore_errors=True)
         record = self._record("exit.json") or {}
@@ -221,3 +260,11 @@ class Run:
             leftovers=tuple(record.get("leftovers") or ()),
             survivors=tuple(f"{process.name(s.pid)} (pid {s.pid})" for s in survivors),
         )
+
+
+def _temporary_folder() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="llmserve-")
+    except FileNotFoundError:
+        tempfile.tempdir = None  # the folder that was found first is gone: look again
+        return tempfile.mkdtemp(prefix="llmserve-")

@@ -15,16 +15,18 @@ from orchestrator.supervisor.run import Run, steady_now
 @dataclass(slots=True)
 class Drain:
     """Requests that ended and that were cut, by the engine's own gauges: best effort, as nothing in front of
-    it turns new ones away."""
+    it turns new ones away. `first` is how many there were when it began at `began` (steady s); `over` once
+    the engine was told to end."""
 
+    began: float
+    first: int | None = None
     finished: int = 0
     lost: int = 0
+    over: bool = False
 
 
 async def drain(engine: Engine, client: httpx.AsyncClient, url: str, limit_s: float, counted: Drain) -> None:
-    """Until the engine reports no work, does not answer, or `limit_s` is over. Keeps `counted` up to date."""
-    deadline = steady_now() + limit_s
-    first: int | None = None
+    """Until the engine reports no work, does not answer, or `limit_s` since it began is over."""
     while True:
         try:
             progress = await engine.progress(client, url)
@@ -33,9 +35,9 @@ async def drain(engine: Engine, client: httpx.AsyncClient, url: str, limit_s: fl
         if progress is None:
             return
         running = (progress.running or 0) + (progress.waiting or 0)
-        first = running if first is None else first
-        counted.finished, counted.lost = max(0, first - running), running
-        if running == 0 or steady_now() >= deadline:
+        counted.first = running if counted.first is None else counted.first
+        counted.finished, counted.lost = max(0, counted.first - running), running
+        if running == 0 or steady_now() >= counted.began + limit_s:
             return
         await asyncio.sleep(0.1)
 

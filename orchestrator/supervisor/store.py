@@ -12,6 +12,7 @@ deployments/NAME/plan.json        what was decided
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -48,7 +49,12 @@ class DeploymentFolder:
         self.path = (root or deployments_dir()) / name
 
     def exists(self) -> bool:
-        return (self.path / "state.json").is_file()
+        """Whether anything of a deployment is here, damaged or not."""
+        return any((self.path / name).is_file() for name in ("state.json", "plan.json"))
+
+    def roles(self) -> list[str]:
+        """Processes that were started at some time."""
+        return sorted(p.parent.name for p in self.path.glob("*/spec.json"))
 
     def process_dir(self, role: str) -> Path:
         return self.path / role
@@ -101,7 +107,8 @@ class DeploymentFolder:
         try:
             if file.exists() and file.stat().st_size > _EVENTS_MAX_BYTES:
                 file.replace(file.with_suffix(".jsonl.1"))
-            with file.open("a", encoding="utf-8") as f:
+            fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as f:
                 f.write(json.dumps(event, ensure_ascii=False) + "\n")
         except OSError:
             # a full disk must not take the supervisor along; the state in memory goes on
@@ -120,6 +127,7 @@ class DeploymentFolder:
 
 
 def deployments_dir() -> Path:
+    """`deployments/` in the state folder."""
     return state_dir() / "deployments"
 
 
@@ -128,9 +136,8 @@ def deployment_names(root: Path | None = None) -> list[str]:
     folder = root or deployments_dir()
     if not folder.is_dir():
         return []
-    return sorted(
-        p.name for p in folder.iterdir() if _NAME.fullmatch(p.name) and (p / "state.json").is_file()
-    )
+    names = (p.name for p in folder.iterdir() if _NAME.fullmatch(p.name))
+    return sorted(n for n in names if DeploymentFolder(n, folder).exists())
 
 
 def all_ended() -> list[dict[str, Any]] | None:

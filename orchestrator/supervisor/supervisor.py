@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from orchestrator.errors import Exit, LlmserveError, refused
 from orchestrator.plan import Plan
 from orchestrator.supervisor import lifecycle as lc
-from orchestrator.supervisor import ports
+from orchestrator.supervisor import ports, status
 from orchestrator.supervisor.deployment import Deployment
 from orchestrator.supervisor.environment import allowed
+from orchestrator.supervisor.run import Run, steady_now
+from orchestrator.supervisor.shim_client import read_record
 from orchestrator.supervisor.store import (
     DeploymentFolder,
     check_name,
@@ -25,45 +28,99 @@ _BEGUN_S = 15.0
 
 
 class Supervisor:
-    """Lives in one event loop. Its methods raise LlmserveError for what a user can mend."""
+    """Lives in one event loop. Its methods raise LlmserveError for what a user can mend.
 
-    def __init__(self) -> None:
+    `only` is the one name it may launch, where it belongs to `launch --foreground`; `ended_by` the signal
+    that ends its process.
+    """
+
+    def __init__(self, only: str | None = None) -> None:
+        self.only = only
+        self.ended_by: int | None = None
         self.deployments: dict[str, Deployment] = {}
+        self.unreadable: dict[str, str] = {}
         self._launching = asyncio.Lock()
 
     async def adopt_all(self) -> None:
-        """Take over every deployment that the state folder knows."""
+        """Take over every deployment that the state folder knows and this supervisor does not."""
         for name in deployment_names():
-            folder = DeploymentFolder(name)
-            state = folder.state()
-            if state is None:
-                continue
-            try:
-                deployment = Deployment(folder, folder.plan(), folder.env(), state)
-            except (LlmserveError, TypeError, KeyError, ValueError) as e:
-                folder.append_event("not_adopted", None, error=str(e))
-                continue
-            self.deployments[name] = deployment
-            await deployment.adopt()
+            if name not in self.deployments and self.only in (None, name):
+                await self._adopt(DeploymentFolder(name))
 
-    def get(self, name: str) -> Deployment:
+    async def _adopt(self, folder: DeploymentFolder) -> None:
+        try:
+            plan = folder.plan()
+            deployment = Deployment(folder, plan, folder.env(), folder.state() or _rebuilt(folder, plan))
+        except (LlmserveError, TypeError, KeyError, ValueError) as e:
+            if folder.name not in self.unreadable:
+                folder.append_event("not_adopted", None, error=str(e))
+            self.unreadable[folder.name] = str(e)
+            return
+        self.unreadable.pop(folder.name, None)
+        self._keep(deployment)
+        await deployment.adopt()
+
+    def _keep(self, deployment: Deployment) -> None:
+        self.deployments[deployment.name] = deployment
+        deployment.new_ports = lambda: self._choose_ports(deployment.plan)
+
+    async def ps(self) -> list[dict[str, Any]]:
+        """Every deployment's status by name, those that cannot be read among them."""
+        await self.adopt_all()
+        known = [d.status() for d in self.deployments.values()]
+        damaged = [status.unreadable(name, why) for name, why in self.unreadable.items()]
+        return sorted(known + damaged, key=lambda d: str(d["name"]))
+
+    async def get(self, name: str) -> Deployment:
         """Raises LlmserveError: exit 5, or what is damaged where its files cannot be read."""
         if name not in self.deployments:
-            if name in deployment_names():
-                folder = DeploymentFolder(name)
-                folder.plan()
-                raise LlmserveError(
-                    "state_unreadable",
-                    f"{folder.path / 'state.json'} is damaged",
-                    f"move {folder.path} aside; llmserve events {name} still tells what happened",
-                )
+            await self.adopt_all()
+        if name in self.unreadable:
+            raise LlmserveError(
+                "unreadable",
+                f"the files of {name} are damaged: {self.unreadable[name]}",
+                f"llmserve stop {name} ends what runs of it, llmserve rm {name} removes it",
+            )
+        if name not in self.deployments:
             raise no_such_deployment(name, sorted(self.deployments))
         return self.deployments[name]
+
+    async def stop(self, name: str) -> dict[str, Any]:
+        """Stop and prove; also what runs of a deployment whose files cannot be read."""
+        if name in self.deployments or name not in self.unreadable:
+            return await (await self.get(name)).stop()
+        began = steady_now()
+        folder = DeploymentFolder(name)
+        survivors: list[str] = []
+        for role in folder.roles():
+            run = Run.rebuilt(folder, role)
+            if run is not None:
+                await run.kill()
+                survivors += (await run.end(lambda: None, lambda: None)).survivors
+        seconds = round(steady_now() - began, 2)
+        report = {"finished": 0, "lost": 0, "seconds": seconds, "survivors": survivors}
+        folder.append_event("stop_proved", None, **report)
+        return report | {"was": "unreadable"}
+
+    async def settle(self, name: str) -> None:
+        """Wait until an adopted deployment of which nothing lives any more has been taken note of, and is not
+        started again: `launch --foreground` begins it anew."""
+        deployment = self.deployments.get(name)
+        if deployment is None or deployment.life.state in lc.ENDED:
+            return
+        if deployment.life.state == "backoff" or deployment.run is None or not deployment.run.members():
+            await deployment.stop()
 
     async def launch(self, name: str, plan: Plan, env: Mapping[str, str]) -> Deployment:
         """Write a new deployment down and start it. A name whose deployment ended is used again; its log and
         events are kept. Raises LlmserveError (exit 3): plan refused, name or port taken."""
         check_name(name)
+        if self.only not in (None, name):
+            raise refused(
+                "foreground",
+                f"`launch --foreground` of {self.only} (pid {os.getpid()}) supervises here, and only that",
+                "end it first, or set LLMSERVE_HOME to another folder",
+            )
         if plan.violations:
             raise LlmserveError(
                 "plan_refused",
@@ -76,6 +133,10 @@ class Supervisor:
         if len(plan.processes) != 1:
             raise refused("not_available", "plans of more than one process are not available yet")
         async with self._launching:
+            await self.adopt_all()
+            if name in self.unreadable:
+                await self.stop(name)
+                del self.unreadable[name]
             existing = self.deployments.get(name)
             if existing is not None and existing.life.state not in lc.ENDED:
                 raise refused(
@@ -90,9 +151,11 @@ class Supervisor:
             folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.write_plan(plan)
             folder.write_env(allowed(env))
-            deployment = Deployment(folder, plan, allowed(env), self._carried(existing) | {"ports": chosen})
+            auto = all(port is None for port in plan.processes[0].ports.values())
+            state = self._carried(existing) | {"ports": chosen, "auto_ports": auto}
+            deployment = Deployment(folder, plan, allowed(env), state)
             deployment.record("launched", goal=plan.goal, engine=plan.engine.name, ports=chosen)
-            self.deployments[name] = deployment
+            self._keep(deployment)
             deployment.begin()
             deployment.post(lc.Launched())
             await deployment.wait_change(0, _BEGUN_S)
@@ -105,10 +168,14 @@ class Supervisor:
 
     async def remove(self, name: str) -> None:
         """Delete the files of one that has ended. Raises LlmserveError: exit 5, or 3 while it runs."""
+        await self.adopt_all()
         deployment = self.deployments.get(name)
-        if deployment is None and name not in deployment_names():
+        if deployment is None and name not in self.unreadable:
             raise no_such_deployment(name, sorted(self.deployments))
-        if deployment is not None:
+        if deployment is None:
+            await self.stop(name)
+            del self.unreadable[name]
+        else:
             if deployment.life.state not in lc.ENDED:
                 raise refused(
                     "still_running",
@@ -146,9 +213,26 @@ class Supervisor:
 
     async def stop_all(self) -> dict[str, Any]:
         """Stop every deployment at once; reports by name."""
+        await self.adopt_all()
         names = [n for n, d in self.deployments.items() if d.life.state not in lc.ENDED]
-        reports = await asyncio.gather(*(self.deployments[n].stop() for n in names))
+        names += list(self.unreadable)
+        reports = await asyncio.gather(*(self.stop(n) for n in names))
         return dict(zip(names, reports, strict=True))
+
+
+def _rebuilt(folder: DeploymentFolder, plan: Plan) -> dict[str, Any]:
+    """A state for a deployment whose own was lost, from what its shim wrote: it is proved anew."""
+    role = plan.processes[0].role
+    run = Run.rebuilt(folder, role)
+    if run is None:
+        return {"lifecycle": {"state": "stopped"}}
+    spec = read_record(folder.process_dir(role), "spec.json") or {}
+    folder.append_event("state_rebuilt", None)
+    return {
+        "lifecycle": {"state": "starting", "phase": "load", "generation": run.generation},
+        "run": run.to_json(),
+        "ports": spec.get("ports", {}),
+    }
 
 
 def _port_taken(port: int, holder: str) -> LlmserveError:

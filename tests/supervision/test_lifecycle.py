@@ -130,6 +130,13 @@ def test_progress_after_a_strike_makes_it_ready_again() -> None:
     assert life.state == "ready"
 
 
+def test_progress_seen_after_the_leaders_death_does_not_make_it_ready() -> None:
+    life = running()
+    life.on(lc.LeaderDied(), 10)
+    life.on(lc.Recovered(), 10.1)
+    assert (life.state, life.reason) == ("unhealthy", "engine exited")
+
+
 def test_a_restart_stops_first_and_starts_when_the_tree_is_empty() -> None:
     life = running()
     assert life.on(lc.RestartRequested(), 10) == [lc.Stop(drain=True)]
