@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Annotated, Any
 
 import typer
 
 from orchestrator.cli.names import Name
-from orchestrator.cli.output import Json
+from orchestrator.cli.output import Json, write
 
 _FIXED = ("time", "deployment", "process", "kind")
 
@@ -53,8 +52,7 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
         line = (
             f"{when}  {event.get('process') or event.get('deployment')}  {event.get('kind')}  {rest}".rstrip()
         )
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    write(line + "\n")
 
 
 def _short(value: Any) -> str:

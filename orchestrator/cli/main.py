@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,11 @@ from orchestrator.cli import (
     events,
     goals,
     launch,
+    levers,
     logs,
     machine,
     models,
+    output,
     plan,
     profiles,
     ps,
@@ -65,6 +67,7 @@ for _module in (
     restart,
     rm,
     profiles,
+    levers,
     engines,
     models,
     machine,
@@ -74,8 +77,6 @@ for _module in (
 
 
 def _report(error: LlmserveError) -> None:
-    from orchestrator.cli import output
-
     if output.json_mode():
         output.emit(error.to_json())
         return
@@ -109,8 +110,7 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = Exit.INTERRUPTED
     except BrokenPipeError:
-        # the reader went away (`| head`): nothing more to say, and nothing to say it to
-        _to_nowhere(sys.stdout)
+        output.to_nowhere()
     except Exception as e:
         if os.environ.get("LLMSERVE_DEBUG"):
             raise
@@ -121,7 +121,7 @@ def main() -> None:
             _report(error)
             sys.stdout.flush()
         except OSError:
-            _to_nowhere(sys.stdout)
+            output.to_nowhere()
     sys.exit(int(code or 0))
 
 
@@ -149,7 +149,3 @@ def _usable_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-
-
-def _to_nowhere(stream: TextIO) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

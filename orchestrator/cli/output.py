@@ -41,8 +41,21 @@ def json_mode() -> bool:
 
 def emit(data: dict[str, Any]) -> None:
     """Print one JSON object, with `schema_version` first."""
-    sys.stdout.write(json.dumps({"schema_version": 1} | data, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    write(json.dumps({"schema_version": 1} | data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write(text: str) -> None:
+    """To stdout at once. A reader that went away (`| head`) is no failure."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        to_nowhere()
+
+
+def to_nowhere() -> None:
+    """What is still printed to stdout is lost in silence."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def console(*, whole_lines: bool = False) -> Console:
@@ -54,7 +67,7 @@ def console(*, whole_lines: bool = False) -> Console:
 
     class Console(RichConsole):
         def on_broken_pipe(self) -> None:  # rich would exit 1
-            raise BrokenPipeError
+            to_nowhere()
 
     con = Console(stderr=json_mode(), highlight=False)
     if whole_lines:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from orchestrator.errors import LlmserveError
+from orchestrator.errors import Exit, LlmserveError
 from orchestrator.folders import runtime_dir, state_dir
 
 _LONGEST = 100
@@ -49,5 +49,6 @@ def check_socket(path: Path) -> Path:
             "socket_path_too_long",
             f"the daemon's socket path has {size} bytes, {_LONGEST - 1} is the most: {path}",
             "set LLMSERVE_HOME to a shorter folder",
+            exit_code=Exit.REFUSED,
         )
     return path

@@ -22,6 +22,7 @@ from orchestrator.supervisor.environment import allowed
 PROTOCOL = 1
 _START_S = 20.0
 _ANSWER_S = 10.0
+_HANDSHAKE_S = 5.0
 _SPAWN_S = 30.0
 
 
@@ -37,7 +38,7 @@ class Client:
         )
 
     def daemon(self) -> dict[str, Any]:
-        return self._ask("GET", "/v1/daemon")
+        return self._ask("GET", "/v1/daemon", within_s=_HANDSHAKE_S)
 
     def machine(self) -> dict[str, Any]:
         """The machine as the daemon may use it: `Machine` as JSON."""
