@@ -56,6 +56,12 @@ class Config:
             return default
         return _sensible(tables()["names"][fact][0], value, least, most)
 
+    def wrong(self, fact: str, why: str) -> Damaged:
+        """The error of a fact whose value does not go with the others."""
+        names = tables()["names"][fact]
+        key = next((k for k in names if self.text.get(k) is not None), names[0])
+        return Damaged(f"cannot be right: {key} is {str(self.text.get(key))[:80]}, {why}")
+
     def whole(self, key: str, default: int = 0) -> int:
         value = self.text.get(key)
         return default if value is None else _sensible(key, value, 0, _MAX_NUMBER)

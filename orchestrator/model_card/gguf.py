@@ -11,6 +11,7 @@ megabytes and time under a few seconds whatever the file says.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ _MAX_KEPT_ELEMENTS = MAX_LAYERS
 _MAX_HELD_BYTES = 8 << 20
 _MAX_STRING_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 512 << 20
+_BLOCK = re.compile(r"(?:^|\.)blk\.(\d{1,6})\.")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -48,6 +50,7 @@ class GgufHeader:
     """`values` holds scalars, short strings and short numeric arrays; the rest as `Passed`.
 
     `tensor_bytes` is the sum over the tensors as stored, `data_end` where the last of them ends.
+    `blocks` is one more than the highest N of its tensors `blk.N.`, 0 where it has none.
     `bytes_by_type` maps a ggml type's name to its share; types not in the table are in `unknown_types`.
     """
 
@@ -59,6 +62,7 @@ class GgufHeader:
     bytes_by_type: Mapping[str, int]
     unknown_types: tuple[int, ...]
     embedding_rows: int | None
+    blocks: int
     data_start: int
     data_end: int
 
@@ -136,7 +140,7 @@ def _tensors(at: _Cursor, version: int, values: dict[str, Any], tensors: int) ->
     types: dict[int, tuple[str, int, int]] = tables()["tensor_types"]
     by_type: Counter[str] = Counter()
     unknown: set[int] = set()
-    parameters = end = 0
+    parameters = end = blocks = 0
     embedding_rows = None
     last = ""
     for i in range(tensors):
@@ -157,17 +161,20 @@ def _tensors(at: _Cursor, version: int, values: dict[str, Any], tensors: int) ->
                 f"puts the tensor {name[:80]!r} at {offset}, which its alignment {alignment} does not divide"
             )
         parameters += elements
+        block = _BLOCK.search(name)
+        if block is not None:
+            blocks = max(blocks, int(block[1]) + 1)
         if name == "token_embd.weight" and rank == 2:
             embedding_rows = shape[1]
         if kind not in types:
             unknown.add(kind)
             continue
-        type_name, block, block_bytes = types[kind]
-        if (shape[0] if shape else 1) % block:
+        type_name, block_elements, block_bytes = types[kind]
+        if (shape[0] if shape else 1) % block_elements:
             raise Damaged(
                 f"gives the tensor {name[:80]!r} rows of {shape[0]}, which {type_name} cannot store"
             )
-        stored = elements // block * block_bytes
+        stored = elements // block_elements * block_bytes
         by_type[type_name] += stored
         if offset + stored > end:
             end, last = offset + stored, name
@@ -186,6 +193,7 @@ def _tensors(at: _Cursor, version: int, values: dict[str, Any], tensors: int) ->
         bytes_by_type=dict(by_type),
         unknown_types=tuple(sorted(unknown)),
         embedding_rows=embedding_rows,
+        blocks=blocks,
         data_start=start,
         data_end=start + end,
     )

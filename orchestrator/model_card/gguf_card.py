@@ -11,6 +11,9 @@ from orchestrator.model_card.card import HybridState, ModelCard
 from orchestrator.model_card.gguf import MAX_LAYERS, GgufHeader, Passed, read_header, tables
 from orchestrator.model_card.reading import Damaged, LocalFile, unreadable
 
+MAX_CONTEXT_TOKENS = 2**31 - 1
+"""The largest context that an engine's whole number holds."""
+
 _SPLIT = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -70,11 +73,19 @@ def card_of(
     layers = facts.whole("block_count", least=1, most=MAX_LAYERS) - mtp
     if layers < 1:
         raise Damaged(f"has {mtp} multi-token-prediction layers and no others")
+    present = max(h.blocks for h in headers)
+    if layers > present:
+        raise facts.wrong("block_count", f"and {present} of its layers have tensors")
     heads = facts.per_layer("attention.head_count", layers, default=0)
     kv = facts.per_layer("attention.head_count_kv", layers, default=None) or heads
+    if facts.architecture not in tables()["recurrent"]["no_attention"]:
+        _require_attention(facts, heads, kv)
     kv = _without_shared(kv, facts, layers)
     hidden = facts.whole("embedding_length", least=1)
     head_dim = facts.whole("attention.key_length", hidden // max(heads) if max(heads) else 0)
+    if max(kv) and not head_dim:
+        key = "attention.key_length" if facts.has("attention.key_length") else "embedding_length"
+        raise facts.wrong(key, f"which leaves nothing for each of {max(heads)} heads")
     value_dim = facts.whole("attention.value_length", head_dim)
     window, sliding = _sliding(facts, layers)
     narrow = facts.whole("attention.key_length_swa", head_dim)
@@ -115,7 +126,7 @@ def card_of(
         head_dim_per_layer=dims,
         hidden_size=hidden,
         vocab_size=facts.vocabulary(),
-        context_length=facts.whole("context_length", least=1),
+        context_length=facts.whole("context_length", least=1, most=MAX_CONTEXT_TOKENS),
         weights_bytes=sum(h.tensor_bytes for h in headers),
         parameters=sum(h.parameters for h in headers),
         quantization=_quantization(headers),
@@ -179,6 +190,13 @@ class _Facts:
             raise Damaged(f"gives {key} for {len(value)} of {layers} layers")
         return tuple(bool(v) for v in value[:layers])
 
+    def wrong(self, key: str, why: str) -> Damaged:
+        """The error of a key whose value does not go with the rest of the file."""
+        value = self.get(key)
+        if isinstance(value, tuple):
+            value = list(value[:8])
+        return Damaged(f"cannot be right: {self.architecture}.{key} is {str(value)[:80]}, {why}")
+
     def vocabulary(self) -> int:
         tokens = self.header.values.get("tokenizer.ggml.tokens")
         if isinstance(tokens, Passed):
@@ -194,6 +212,22 @@ class _Facts:
             said = "is missing" if value is None else f"is {str(value)[:40]}"
             raise Damaged(f"cannot be right: {self.architecture}.{key} {said}")
         return value
+
+
+def _require_attention(facts: _Facts, heads: tuple[int, ...], kv: tuple[int, ...]) -> None:
+    """Some layer attends, and every one that does divides its heads by its KV heads without rest.
+
+    A layer with 0 is legal: hybrids have such layers. Raises Damaged.
+    """
+    if not max(heads):
+        if not facts.has("attention.head_count"):
+            raise Damaged(f"cannot be right: {facts.architecture}.attention.head_count is missing")
+        raise facts.wrong("attention.head_count", "and a model of this architecture attends")
+    if not max(kv):
+        raise facts.wrong("attention.head_count_kv", "and a model of this architecture keeps KV")
+    for layer, (q, k) in enumerate(zip(heads, kv, strict=True)):
+        if q and k and q % k:
+            raise facts.wrong("attention.head_count_kv", f"which does not divide the {q} of layer {layer}")
 
 
 def _without_shared(kv: tuple[int, ...], facts: _Facts, layers: int) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from orchestrator.model_card.safetensors import SafetensorsHeader
 MAX_CONFIG_BYTES = 16 << 20
 MAX_TOKENIZER_CONFIG_BYTES = 64 << 20
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+MAX_CONTEXT_TOKENS = 2**31 - 1
+"""The largest context that an engine's whole number holds."""
 _FULL_TYPES = {"F64", "F32", "F16", "BF16"}
 
 
@@ -70,8 +72,11 @@ def card_of(
     c = Config(config)
     layers = layers_of(c)
     count = len(layers.mixers)
+    if header is not None and header.layers and count > header.layers:
+        raise c.wrong("layers", f"and {header.layers} of its layers have tensors")
     heads = c.fact("heads", least=1, most=1 << 16)
     kv = _kv_heads(c, layers, heads)
+    hidden = c.fact("hidden", least=1)
     rank = c.whole("kv_lora_rank")
     head_dim = estimate.head_dim_of(c, heads)
     value_dim = c.whole("v_head_dim") or head_dim
@@ -105,7 +110,7 @@ def card_of(
         head_dim=head_dim,
         value_head_dim=value_dim,
         head_dim_per_layer=dims,
-        hidden_size=c.fact("hidden", least=1),
+        hidden_size=hidden,
         vocab_size=c.fact("vocabulary", least=1),
         context_length=_context(c),
         weights_bytes=(
@@ -140,6 +145,8 @@ def _kv_heads(c: Config, layers: Layers, heads: int) -> tuple[int, ...]:
         each = list(named[:count])
     else:
         one = c.fact("kv_heads", 0, most=1 << 16) or number_in(attention, "kv_n_heads")
+        if named is not None and (not one or heads % one):
+            raise c.wrong("kv_heads", f"which does not divide {heads} heads")
         if c.text.get("multi_query") is True and not c.text.get("new_decoder_architecture"):
             one = 1
         elif c.text.get("multi_query_attention") is True:
@@ -185,7 +192,7 @@ def _hybrid(c: Config, layers: Layers, plain_bytes: int) -> HybridState | None:
 
 def _context(c: Config) -> int:
     """Tokens, after YaRN or linear scaling as vLLM derives it: original length x factor."""
-    stated = c.fact("context", least=1)
+    stated = c.fact("context", least=1, most=MAX_CONTEXT_TOKENS)
     rope = c.table("rope_scaling") or c.table("rope_parameters")
     nested = rope.get("full_attention")
     if isinstance(nested, dict):
@@ -195,9 +202,11 @@ def _context(c: Config) -> int:
     if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 1 <= factor <= 4096:
         return stated
     if kind == "yarn":
-        return int(number_in(rope, "original_max_position_embeddings", stated) * factor)
-    if kind in ("linear", "dynamic") and "gemma3" not in c.model_type:
-        return int(stated * factor)
+        stated = int(number_in(rope, "original_max_position_embeddings", stated) * factor)
+    elif kind in ("linear", "dynamic") and "gemma3" not in c.model_type:
+        stated = int(stated * factor)
+    if not 1 <= stated <= MAX_CONTEXT_TOKENS:
+        raise c.wrong("context", f"and RoPE scaling by {factor:g} makes {stated:,} tokens of it")
     return stated
 
 

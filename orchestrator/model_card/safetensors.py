@@ -6,6 +6,7 @@ Layout (https://huggingface.co/docs/safetensors): u64 header length (little-endi
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -26,16 +27,19 @@ from orchestrator.model_card.reading import (
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 MAX_INDEX_BYTES = 100_000_000
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """`data_bytes` is what the tensors take; `elements` maps a dtype ("BF16") to how many there are of it."""
+    """`data_bytes` is what the tensors take; `elements` maps a dtype ("BF16") to how many there are of it;
+    `layers` is one more than the highest layer that a tensor's name has, 0 where no name has one."""
 
     data_bytes: int
     elements: Mapping[str, int]
+    layers: int = 0
 
 
 def read_header(source: Bytes) -> SafetensorsHeader:
@@ -58,17 +62,19 @@ def read_header(source: Bytes) -> SafetensorsHeader:
         raise Damaged(f"has a header that {e}") from None
     data.pop("__metadata__", None)
     elements: Counter[str] = Counter()
-    total = end = 0
+    total = end = layers = 0
     for name, entry in data.items():
         dtype, count, begin, stop = _entry(name, entry)
         elements[dtype] += count
         total += stop - begin
         end = max(end, stop)
+        for number in _LAYER.findall(name[:1024]):
+            layers = max(layers, int(number) + 1)
     if end != total:
         raise Damaged(f"has tensors that overlap or leave holes: {total:,} bytes in {end:,}")
     if 8 + length + end > source.size:
         raise Damaged(f"is cut: {source.size:,} bytes of {8 + length + end:,} are there")
-    return SafetensorsHeader(data_bytes=total, elements=dict(elements))
+    return SafetensorsHeader(data_bytes=total, elements=dict(elements), layers=layers)
 
 
 def _entry(name: str, entry: Any) -> tuple[str, int, int, int]:
@@ -154,4 +160,5 @@ def together(headers: list[SafetensorsHeader]) -> SafetensorsHeader:
     elements: Counter[str] = Counter()
     for header in headers:
         elements.update(header.elements)
-    return SafetensorsHeader(sum(h.data_bytes for h in headers), dict(elements))
+    layers = max((h.layers for h in headers), default=0)
+    return SafetensorsHeader(sum(h.data_bytes for h in headers), dict(elements), layers)

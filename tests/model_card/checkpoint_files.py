@@ -24,6 +24,7 @@ LLAMA: dict[str, Any] = {
 TENSORS: list[Tensor] = [
     ("token_embd.weight", (64, 40), 8, 64 * 40 // 32 * 34),
     ("output_norm.weight", (64,), 0, 256),
+    ("blk.1.attn_norm.weight", (64,), 0, 256),
 ]
 _CODES = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "?": 7, "Q": 10, "q": 11, "d": 12}
 

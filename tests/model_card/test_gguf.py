@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_files import LLAMA, TENSORS, gguf
+from checkpoint_files import LLAMA, TENSORS, Tensor, gguf
 
 from orchestrator.errors import LlmserveError
 from orchestrator.model_card import ModelCard, read_card
@@ -12,8 +12,14 @@ from orchestrator.model_card import ModelCard, read_card
 
 def card(tmp_path: Path, pairs: dict[str, Any], **kw: Any) -> ModelCard:
     path = tmp_path / "m.gguf"
-    path.write_bytes(gguf(pairs, **kw))
+    path.write_bytes(gguf(pairs, **({"tensors": with_layers(pairs)} | kw)))
     return read_card(str(path))
+
+
+def with_layers(pairs: dict[str, Any]) -> list[Tensor]:
+    """Tensors, one of them in the last of the layers that the header tells of."""
+    count = pairs[f"{pairs['general.architecture']}.block_count"][1]
+    return [*TENSORS, (f"blk.{count - 1}.x", (64,), 0, 256)] if count > 2 else TENSORS
 
 
 def of(architecture: str, layers: int = 8, **keys: Any) -> dict[str, Any]:
@@ -34,7 +40,7 @@ def test_a_card_holds_what_the_header_says(tmp_path: Path) -> None:
     assert (c.architecture, c.layers, c.heads, c.kv_heads, c.head_dim) == ("llama", 2, 4, 2, 16)
     assert (c.vocab_size, c.context_length, c.quantization, c.chat_template) == (40, 512, "Q8_0", True)
     assert c.weights_bytes == sum(t[3] for t in TENSORS)
-    assert c.parameters == 64 * 40 + 64
+    assert c.parameters == 64 * 40 + 2 * 64
     assert (c.name, c.format, c.weights_estimated, c.files) == ("m", "gguf", False, ("m.gguf",))
     assert c.path == str(tmp_path / "m.gguf")
 
@@ -133,7 +139,7 @@ def test_layers_that_share_kv_keep_none_of_their_own(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tensor_type_is_noted_and_counted_by_the_files_size(tmp_path: Path) -> None:
-    tensors = [*TENSORS[:1], ("x", (64,), 77, 256)]
+    tensors = [*TENSORS[:1], ("blk.1.x", (64,), 77, 256)]
     c = card(tmp_path, LLAMA, tensors=tensors)
     assert c.weights_bytes == TENSORS[0][3] + 256
     assert any("77" in n for n in c.notes)
@@ -162,6 +168,46 @@ def test_a_missing_part_and_a_later_part_are_named(tmp_path: Path) -> None:
     with pytest.raises(LlmserveError) as e:
         read_card(str(tmp_path / "m-00002-of-00002.gguf"))
     assert "m-00001-of-00002.gguf" in e.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("attention.head_count", ("I", 0), "attention.head_count is 0"),
+        ("attention.head_count", ("I", [0, 0]), "attention.head_count is [0, 0]"),
+        ("attention.head_count_kv", ("I", 0), "attention.head_count_kv is 0"),
+        ("attention.head_count_kv", ("I", [0, 0]), "attention.head_count_kv is [0, 0]"),
+        ("attention.head_count_kv", ("I", 3), "attention.head_count_kv is 3, which does not divide the 4"),
+        ("attention.head_count_kv", ("I", [2, 3]), "does not divide the 4 of layer 1"),
+        ("block_count", ("I", 3), "block_count is 3, and 2 of its layers have tensors"),
+        ("block_count", ("I", 0), "block_count is 0"),
+        ("context_length", ("I", 0), "context_length is 0"),
+        ("context_length", ("I", 2**31), "context_length is 2147483648"),
+        ("embedding_length", ("I", 0), "embedding_length is 0"),
+        ("embedding_length", ("I", 3), "embedding_length is 3, which leaves nothing for each of 4 heads"),
+        ("attention.key_length", ("I", 0), "attention.key_length is 0"),
+    ],
+)
+def test_a_figure_that_cannot_be_right_is_named_with_its_value(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
+    with pytest.raises(LlmserveError) as e:
+        card(tmp_path, LLAMA | {f"llama.{key}": value}, tensors=TENSORS)
+    assert (e.value.code, e.value.exit_code) == ("model_unreadable", 3)
+    assert f"llama.{said}" in e.value.message or said in e.value.message
+
+
+def test_the_largest_context_that_an_engine_can_hold_is_read(tmp_path: Path) -> None:
+    assert card(tmp_path, LLAMA | {"llama.context_length": ("I", 2**31 - 1)}).context_length == 2**31 - 1
+
+
+def test_a_hybrid_may_have_layers_without_heads_and_a_recurrent_model_only_such(tmp_path: Path) -> None:
+    keys = {"attention__head_count": ("I", [0, 4, 0, 4]), "attention__head_count_kv": ("I", [0, 2, 0, 2])}
+    assert card(tmp_path, of("deci", 4, **keys)).kv_heads_per_layer == (0, 2, 0, 2)
+    pure = of(
+        "mamba", 4, attention__head_count=("I", 0), ssm__inner_size=("I", 512), ssm__state_size=("I", 16)
+    )
+    assert card(tmp_path, pure).kv_heads == 0
 
 
 def test_a_folder_with_several_models_asks_which(tmp_path: Path) -> None:

@@ -169,6 +169,40 @@ def test_a_config_that_cannot_be_right_is_refused(changes: dict[str, Any]) -> No
         of(**changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, which does not divide 4 heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide 4 heads"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings is 2147483648"),
+        (
+            {"max_position_embeddings": 2**30, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            "max_position_embeddings is 1073741824, and RoPE scaling by 4",
+        ),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_figure_that_cannot_be_right_is_named_with_its_value(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(Damaged) as e:
+        of(**changes)
+    assert said in str(e.value)
+
+
+def test_a_config_with_more_layers_than_the_weights_is_refused(tmp_path: Path) -> None:
+    weights = safetensors({f"model.layers.{i}.mlp.weight": ("BF16", [8, 8], 128) for i in range(2)})
+    (folder(tmp_path / "m") / "model.safetensors").write_bytes(weights)
+    assert read_card(str(tmp_path / "m")).layers == 2
+    (folder(tmp_path / "m", CONFIG | {"num_hidden_layers": 3}) / "model.safetensors").write_bytes(weights)
+    with pytest.raises(LlmserveError) as e:
+        read_card(str(tmp_path / "m"))
+    assert e.value.code == "model_unreadable"
+    assert "num_hidden_layers is 3, and 2 of its layers have tensors" in e.value.message
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     st.sampled_from(
