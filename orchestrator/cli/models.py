@@ -68,9 +68,11 @@ def list_models(json_output: Json = False) -> None:
         )
     con = output.console()
     con.print(table)
+    con.print()
     wanting = next((r["name"] for r in rows if not r["stored"] or r.get("problem")), None)
     if wanting:
-        con.print(f"\nfetch one: llmserve models pull {escape(wanting)}", soft_wrap=True)
+        con.print(f"fetch one: llmserve models pull {escape(wanting)}", soft_wrap=True)
+    con.print("get another: llmserve models pull ORG/NAME --file FILE.gguf", soft_wrap=True)
 
 
 @models.command(epilog="Example: llmserve models show smollm2-135m")
@@ -82,6 +84,7 @@ def show(
 ) -> None:
     """Show what a model is, from its headers; a stored one is verified in full."""
     import dataclasses
+    import shlex
 
     from orchestrator import model_store
     from orchestrator.cli import output
@@ -121,7 +124,9 @@ def show(
         table.add_row("verified", f"every file has the checksum it was fetched with ({escape(copy.origin)})")
     output.console().print(table)
     if card.path is not None and card.format != "config":
-        output.notes().print(f"\nplan it: llmserve plan --model {escape(model)}", soft_wrap=True)
+        goal = "edge" if card.format == "gguf" else "throughput"
+        line = f"llmserve plan --goal {goal} --model {shlex.quote(model)}"
+        output.notes().print(f"\nplan it: {line}", soft_wrap=True, markup=False)
     elif card.path is None:
         output.notes().print(f"\nfetch it: llmserve models pull {escape(model)}", soft_wrap=True)
 
@@ -163,13 +168,18 @@ def pull(
     from rich.markup import escape
 
     con = output.console()
-    con.print(f"{escape(got.name)} is here: {_size(got.size_bytes)}, verified", soft_wrap=True)
+    how = "is here" if got.fetched else "was already here"
+    con.print(f"{escape(got.name)} {how}: {_size(got.size_bytes)}, verified", soft_wrap=True)
     con.print(f"  {escape(got.path)}", soft_wrap=True)
-    con.print(f"next: llmserve launch --goal edge --model {escape(got.name)}", soft_wrap=True)
+    goal = "edge" if got.path.endswith(".gguf") else "throughput"
+    con.print(f"next: llmserve launch --goal {goal} --model {escape(got.name)}", soft_wrap=True)
 
 
 def _bar(name: str) -> AbstractContextManager[Progress]:
-    """A progress bar on stderr: bytes, rate, time; a plain line now and then where stderr is no terminal."""
+    """A progress bar on stderr: bytes, rate, time; a plain line now and then where stderr is no terminal.
+
+    Nothing is said before something is fetched.
+    """
     from contextlib import contextmanager
 
     @contextmanager
@@ -181,11 +191,13 @@ def _bar(name: str) -> AbstractContextManager[Progress]:
 
         con = output.notes()
         if not con.is_terminal:
-            con.print(f"fetching {escape(name)} …", soft_wrap=True)
-            said = 0
+            said = -1
 
             def line(seen: int, total: int | None) -> None:
                 nonlocal said
+                if said < 0:
+                    con.print(f"fetching {escape(name)} …", soft_wrap=True)
+                    said = 0
                 if total and seen * 10 // total > said:
                     said = seen * 10 // total
                     con.print(f"  {_size(seen)} of {_size(total)}", soft_wrap=True)
@@ -200,8 +212,8 @@ def _bar(name: str) -> AbstractContextManager[Progress]:
             console=con,
             transient=True,
         ) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda seen, total: bar.update(task, completed=seen, total=total)
+            task = bar.add_task("", total=None, visible=False)
+            yield lambda seen, total: bar.update(task, completed=seen, total=total, visible=True)
 
     return shown()
 

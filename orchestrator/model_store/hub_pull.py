@@ -67,9 +67,10 @@ def pull(
     include: Sequence[str] = (),
     revision: str | None = None,
     progress: Progress | None = None,
-) -> Path:
-    """Pull a model into the store and return its folder. A pull that was cut goes on where it stopped; a
-    stored copy of the same commit is verified in full, and only what is damaged is fetched again.
+) -> tuple[Path, bool]:
+    """Pull a model into the store: its folder, and whether anything was fetched. A pull that was cut goes on
+    where it stopped; a stored copy of the same commit is verified in full, and only what is damaged is
+    fetched again.
 
     Raises LlmserveError: what `hub.look_up` raises, `disk_full`, `store_unwritable`, `model_fetch_failed`.
     """
@@ -83,7 +84,7 @@ def pull(
         if have is not None and have.commit == repo.commit and set(have.files) == wanted:
             damaged = stamp.problems(target, have, fully=True)
             if not damaged:
-                return target
+                return target, False
             _reopen(target, have, damaged, work)
         _begin(work, repo.commit, wanted)
         total = sum(f.size or 0 for f in files)
@@ -100,7 +101,7 @@ def pull(
         made = stamp.make(work, repository, f"hub:{repository}", commit=repo.commit, revision=revision)
         _check(files, made, work)
         stamp.write(work, made)
-        return fetching.put_in_place(work, repository)
+        return fetching.put_in_place(work, repository), True
 
 
 _COMMIT = ".commit"

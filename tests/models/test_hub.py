@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -111,14 +112,15 @@ def test_a_pull_cut_in_the_middle_resumes_where_it_stopped(tiny: Hub, home: Path
 def test_pulling_again_fetches_nothing_and_mends_what_is_damaged(tiny: Hub) -> None:
     got = model_store.pull("org/tiny")
     tiny.requests.clear()
-    assert model_store.pull("org/tiny") == got
+    again = model_store.pull("org/tiny")
+    assert (got.fetched, again) == (True, dataclasses.replace(got, fetched=False))
     assert [p for m, p, _ in tiny.requests if "/resolve/" in p] == []
     weights = Path(got.path) / "model.safetensors"
     weights.write_bytes(WEIGHTS[:-1000])
     e = refusal(model_store.resolve, "org/tiny")
     assert e.code == "model_unreadable"
     assert "models pull org/tiny" in e.remedy
-    assert model_store.pull("org/tiny").path == got.path
+    assert model_store.pull("org/tiny") == got
     assert weights.read_bytes() == WEIGHTS
     assert tiny.fetched("tokenizer.json") == []
 

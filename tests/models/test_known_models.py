@@ -375,14 +375,21 @@ def test_the_command_line_lists_shows_and_pulls(
         r = CliRunner().invoke(app, ["models", *args], catch_exceptions=False)
         assert r.exit_code == 0
         assert all(len(line) <= 80 for line in r.stdout.splitlines() if "/" not in line)
+        told.append(r.stderr)
         return r.stdout
 
-    assert "llmserve models pull" in run("list")
+    told: list[str] = []
+    assert "fetch one: llmserve models pull tiny\n" in run("list")
+    assert "get another: llmserve models pull ORG/NAME --file FILE.gguf\n" in run("list")
     with pytest.raises(LlmserveError) as e:
         run("show", "tiny")
     assert e.value.code == "model_not_fetched"
-    assert "is here" in run("pull", "tiny")
-    assert "next: llmserve launch" in run("pull", "tiny")
+    assert "tiny is here" in run("pull", "tiny")
+    again = run("pull", "tiny")
+    assert "tiny was already here" in again
+    assert "verified" in again
+    assert "fetching" not in told[-1]
+    assert "next: llmserve launch --goal edge --model tiny\n" in again
     listed = json.loads(run("list", "--json"))
     assert listed["schema_version"] == 1
     assert [(m["name"], m["stored"], m["quantization"], m["context_length"]) for m in listed["models"]] == [
@@ -391,11 +398,28 @@ def test_the_command_line_lists_shows_and_pulls(
     shown = json.loads(run("show", "tiny", "--json"))
     assert (shown["model"]["layers"], shown["verified"]) == (2, True)
     assert "4 heads, 2 KV heads of 16" in run("show", "tiny")
+    assert "plan it: llmserve plan --goal edge --model tiny\n" in told[-1]
     os.truncate(home / "tiny" / "tiny.gguf", 10)
     assert [m["stored"] for m in json.loads(run("list", "--json"))["models"]] == [True]
     assert "damaged" in run("list")
     with pytest.raises(LlmserveError, match="damaged"):
         run("show", "tiny")
+
+
+def test_a_pull_says_fetching_only_once_something_is_fetched(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator.cli.models import _bar
+
+    with pytest.raises(LlmserveError) as e, _bar("nobody") as progress:
+        model_store.pull("nobody", progress=progress)
+    assert e.value.code == "model_not_found"
+    assert capsys.readouterr().err == ""
+    with _bar("some") as progress:
+        progress(10_000_000, 20_000_000)
+        progress(20_000_000, 20_000_000)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["fetching some …", "  10.0 MB of 20.0 MB", "  20.0 MB of 20.0 MB"]
 
 
 def test_help_of_models_imports_nothing_heavy() -> None:
