@@ -18,7 +18,7 @@ SPECULATIVE_METHODS = ("ngram", "suffix", "draft_model", "medusa", "eagle", "eag
 
 _METHOD = r"[a-z0-9][a-z0-9_-]{0,62}"
 # least and most of each figure that a way to guess may take
-_SPECULATIVE_FIGURES = {
+SPECULATIVE_FIGURES = {
     "num_tokens": (1, 10_000, "tokens guessed in one step"),
     "min_tokens": (0, 10_000, "fewer guessed tokens than these are not checked"),
     "prompt_lookup_min": (1, 10_000, "shortest run of tokens that is looked up (n-gram)"),
@@ -123,7 +123,7 @@ def _number(loc: Loc, value: Any, lever: Lever, *, whole: bool, least: float | N
     what = f"a whole number{unit}" if whole else f"a number{unit}"
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
-        remedy = "delete the line, or write auto" if value is None else ""
+        remedy = "delete the line, or write auto" if value is None else _without_suffix(value)
         return [Problem(loc, "bad_value", f"{shown(value)} is not {what} or auto", remedy)]
     minimum = lever.minimum if least is None else least
     maximum = _LARGEST if lever.maximum is None else lever.maximum
@@ -132,6 +132,15 @@ def _number(loc: Loc, value: Any, lever: Lever, *, whole: bool, least: float | N
     if value > maximum:
         return [Problem(loc, "out_of_range", f"{shown(value)} is above the most allowed, {maximum:g}")]
     return []
+
+
+def _without_suffix(value: Any) -> str:
+    """`16k` is a habit of other tools, which do not agree on what it means."""
+    found = re.fullmatch(r"([0-9]{1,9})([kKmM])", value) if isinstance(value, str) else None
+    if found is None:
+        return ""
+    power = 1 if found[2] in "kK" else 2
+    return f"write {int(found[1]) * 1024**power} (or {int(found[1]) * 1000**power})"
 
 
 def _bytes(loc: Loc, value: Any, lever: Lever) -> tuple[Any, list[Problem]]:
@@ -166,7 +175,7 @@ def _speculative(loc: Loc, value: Any) -> tuple[Any, list[Problem]]:
         return value, []
     if not isinstance(value, Mapping):
         return None, [_off_problem(loc, value, "a mapping with method, model and num_tokens")]
-    known = ("method", "model", *_SPECULATIVE_FIGURES)
+    known = ("method", "model", *SPECULATIVE_FIGURES)
     problems = [unknown_key((*loc, k), known) for k in value if k not in known]
     method = value.get("method")
     if "method" not in value:
@@ -177,7 +186,7 @@ def _speculative(loc: Loc, value: Any) -> tuple[Any, list[Problem]]:
         problems.append(_missing(loc, "model", "add model: a small model of the same vocabulary"))
     if value.get("model") is not None:
         problems += _name((*loc, "model"), value["model"])
-    for key, (least, most, _) in _SPECULATIVE_FIGURES.items():
+    for key, (least, most, _) in SPECULATIVE_FIGURES.items():
         if key in value:
             problems += _figure((*loc, key), value[key], least, most)
     return dict(value), problems
@@ -277,7 +286,7 @@ def _speculative_schema() -> dict[str, Any]:
     figures = {
         key: {"type": "number" if most == 1 else "integer", "minimum": least, "maximum": most}
         | {"description": meaning}
-        for key, (least, most, meaning) in _SPECULATIVE_FIGURES.items()
+        for key, (least, most, meaning) in SPECULATIVE_FIGURES.items()
     }
     return {
         "type": "object",

@@ -6,13 +6,13 @@ Precedence: `--set`, then named options, then the file, then what it `extends`; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator import lever_values, profile_files, strict_yaml
+from orchestrator import lever_values, lever_words, profile_files, strict_yaml
 from orchestrator.errors import LlmserveError, usage
 from orchestrator.goals import GOALS
 from orchestrator.levers import LEVERS
@@ -23,6 +23,7 @@ __all__ = ["EngineArgs", "Profile", "Resolved", "Slo", "Supervision", "Workload"
 
 _CODE = "bad_profile"
 _HELP = "`llmserve profiles schema` lists every key"
+_HELP_SET = "`llmserve levers` lists what can be set"
 _LONGEST_CHAIN = 16
 
 # mappings that are laid over one another key by key; anything else is replaced whole
@@ -105,8 +106,8 @@ def resolve(
     chain = (
         _chain(profile) if profile is not None else _follow([profile_files.builtin_dir() / f"{goal}.yaml"])
     )
-    layers = [*chain, _option_layer(options or {}), _set_layer(sets)]
-    resolved = _validated(layers)
+    given, wrong = _set_layer(sets)
+    resolved = _validated([*chain, _option_layer(options or {}), given], wrong)
     if goal is not None and resolved.profile.goal != goal:
         raise usage(
             "goal_conflict",
@@ -231,9 +232,10 @@ def _option_layer(options: Mapping[str, Any]) -> _Layer:
     return _Layer(leaves, {loc: f"--{str(loc[-1]).replace('_', '-')}" for loc in leaves})
 
 
-def _set_layer(sets: Sequence[str]) -> _Layer:
+def _set_layer(sets: Sequence[str]) -> tuple[_Layer, list[Problem]]:
+    """What can be read of the settings, and what cannot, which is told together with wrong values."""
     leaves: dict[Loc, Any] = {}
-    found: list[tuple[str, Problem]] = []
+    found: list[Problem] = []
     for text in sets:
         key, equals, raw = text.partition("=")
         key = key.strip()
@@ -241,19 +243,21 @@ def _set_layer(sets: Sequence[str]) -> _Layer:
         if not equals:
             problem = Problem((), "bad_set", f"`{shown(text)}` has no `=`", "write --set LEVER=VALUE")
         if problem is not None:
-            found.append(("--set", problem))
+            found.append(problem)
         elif loc[0] == "env" and len(loc) > 1:
             leaves[loc] = raw
         else:
-            value = strict_yaml.value(raw, "bad_set", f"--set {shown(key)}")
+            try:
+                value = strict_yaml.value(raw, "bad_set", "--set")
+            except LlmserveError as e:
+                found.append(Problem(loc, e.code, e.message.removeprefix("--set: "), e.remedy))
+                continue
             if loc in _SECTIONS and not isinstance(value, Mapping):
                 message = f"{shown(value)} is not a mapping of keys to values"
-                found.append(("--set", Problem(loc, "bad_set", message, f"write --set {key}.KEY=VALUE")))
+                found.append(Problem(loc, "bad_set", message, f"write --set {key}.KEY=VALUE"))
             else:
                 leaves |= _leaves(value, loc) if loc in _SECTIONS else {loc: value}
-    if found:
-        raise error("bad_set", "--set", found, _HELP)
-    return _Layer(leaves, dict.fromkeys(leaves, "--set"))
+    return _Layer(leaves, dict.fromkeys(leaves, "--set")), found
 
 
 def _target(key: str) -> tuple[Loc, Problem | None]:
@@ -269,7 +273,9 @@ def _target(key: str) -> tuple[Loc, Problem | None]:
         if key in _NOT_BY_SET:
             return parts, Problem((), "bad_set", f"`{key}` is not set this way", _NOT_BY_SET[key])
         sections = [str(s[0]) for s in _SECTIONS]
-        return parts, unknown_key(parts, (*LEVERS, *_BY_SET, *sections), "lever")
+        unknown = unknown_key(parts, (*LEVERS, *_BY_SET, *sections), "lever")
+        remedy = f"{unknown.remedy} " if unknown.remedy else ""
+        return parts, replace(unknown, remedy=f"{remedy}`llmserve levers` lists them")
     if parts in _SECTIONS or parts[:-1] in _SECTIONS:
         return parts, None
     if parts[:2] in _SECTIONS or parts[:1] in _SECTIONS:
@@ -281,7 +287,8 @@ def _target(key: str) -> tuple[Loc, Problem | None]:
     return parts, unknown_key(parts[:1], [str(s[0]) for s in _SECTIONS], "section")
 
 
-def _validated(layers: Sequence[_Layer]) -> Resolved:
+def _validated(layers: Sequence[_Layer], wrong: Sequence[Problem] = ()) -> Resolved:
+    """The layers over one another; `wrong` are settings that could not be laid over them."""
     leaves: dict[Loc, Any] = {}
     origins: dict[Loc, str] = {}
     user: set[Loc] = set()
@@ -293,14 +300,29 @@ def _validated(layers: Sequence[_Layer]) -> Resolved:
             user.discard(loc)
             if not layer.builtin:
                 user.add(loc)
+    found = [("--set", p) for p in wrong]
     try:
         profile = Profile.model_validate(_nested(leaves))
     except ValidationError as e:
-        problems = from_validation(e, Profile)
-        code = "bad_set" if any(_origin(origins, p.loc) == "--set" for p in problems) else _CODE
-        found = [(_origin(origins, p.loc), p) for p in problems]
-        raise error(code, ", ".join(dict.fromkeys(place for place, _ in found)), found, _HELP) from None
+        problems = [(_origin(origins, p.loc), p) for p in from_validation(e, Profile)]
+        found += [(place, _explained(p) if place == "--set" else p) for place, p in problems]
+    if found:
+        code = "bad_set" if any(place == "--set" for place, _ in found) else _CODE
+        places = ", ".join(dict.fromkeys(place for place, _ in found))
+        raise error(code, places, found, _HELP_SET if code == "bad_set" else _HELP)
     return Resolved(profile, {dotted(k): v for k, v in origins.items()}, frozenset(dotted(k) for k in user))
+
+
+def _explained(p: Problem) -> Problem:
+    """A problem of a lever that was set, with what it may be and an example to type."""
+    if len(p.loc) < 2 or p.loc[0] != "levers" or p.loc[1] not in LEVERS:
+        return p
+    lever = LEVERS[str(p.loc[1])]
+    remedy = (
+        f"{lever_words.accepted(lever)}; for example --set {lever_words.example(lever)}; "
+        f"`llmserve levers {lever.name}` says more"
+    )
+    return replace(p, remedy=f"{p.remedy}; {remedy}" if p.remedy else remedy)
 
 
 def _origin(origins: Mapping[Loc, str], loc: Loc) -> str:

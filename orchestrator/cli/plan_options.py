@@ -9,12 +9,70 @@ import typer
 from orchestrator.cli.goals import complete_goal
 from orchestrator.cli.profiles import complete_profile
 
+_MOST_FILES = 200
+
 
 def complete_lever(incomplete: str) -> list[str]:
-    """Levers for the shell's completion of --set, ready for their value."""
+    """Levers for the shell's completion of --set, ready for their value; then the values that have names."""
     from orchestrator.levers import LEVERS
 
-    return [f"{name}=" for name in LEVERS if name.startswith(incomplete)]
+    name, equals, begun = incomplete.partition("=")
+    if not equals:
+        return [f"{name}=" for name in LEVERS if name.startswith(incomplete)]
+    if name not in LEVERS:
+        return []
+    from orchestrator.lever_words import words
+
+    return [f"{name}={word}" for word in words(LEVERS[name]) if word.startswith(begun)]
+
+
+def complete_engine(incomplete: str) -> list[str]:
+    """Engines for the shell's completion: by their names alone, none is asked anything."""
+    import os
+    import re
+    import shutil
+    from importlib.util import find_spec
+
+    from orchestrator import folders
+
+    names = ["auto"]
+    try:
+        with open(folders.config_dir() / "engines.yaml", encoding="utf-8", errors="replace") as f:
+            # read as text: yaml and its checks would take longer than a keystroke should
+            names += re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:", f.read(65536), re.MULTILINE)
+    except OSError:
+        pass
+    if os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
+        names.append("llama-server")
+    if find_spec("xllamacpp") is not None:
+        names.append("embedded")
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Stored and known models, GGUF files and folders, for the shell's completion."""
+    import os
+
+    from orchestrator import model_store
+
+    names = sorted({m.name for m in model_store.stored()} | set(model_store.known()))
+    out = [name for name in names if name.startswith(incomplete)]
+    folder, begun = os.path.split(incomplete)
+    try:
+        with os.scandir(os.path.expanduser(folder) or ".") as entries:
+            for entry in entries:
+                if len(out) >= _MOST_FILES:
+                    break
+                hidden = entry.name.startswith(".") and not begun.startswith(".")
+                if hidden or not entry.name.startswith(begun):
+                    continue
+                if entry.is_dir():
+                    out.append(os.path.join(folder, entry.name) + "/")
+                elif entry.name.endswith(".gguf"):
+                    out.append(os.path.join(folder, entry.name))
+    except OSError:
+        pass
+    return out
 
 
 def complete_machine(incomplete: str) -> list[str]:
@@ -47,13 +105,21 @@ Profile = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", metavar="MODEL", help="A file, a folder, a hub id or a known name.", show_default=False
+        "--model",
+        metavar="MODEL",
+        help="A file, a folder, a hub id or a known name.",
+        autocompletion=complete_model,
+        show_default=False,
     ),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="NAME", help="An engine of `llmserve engines list`, or auto.", show_default=False
+        "--engine",
+        metavar="NAME",
+        help="An engine of `llmserve engines list`, or auto.",
+        autocompletion=complete_engine,
+        show_default=False,
     ),
 ]
 MachineFile = Annotated[
@@ -71,7 +137,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="LEVER=VALUE",
-        help="Set a lever, may be repeated: --set max_num_seqs=4.",
+        help="Set a lever, may be repeated: --set max_num_seqs=4. `llmserve levers` lists them.",
         autocompletion=complete_lever,
         show_default=False,
     ),

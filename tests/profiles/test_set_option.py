@@ -85,8 +85,8 @@ def test_named_options_lie_below_set_and_none_means_not_given() -> None:
     ("text", "message", "remedy"),
     [
         ("max_num_seq=3", "there is no lever `max_num_seq`", "did you mean `max_num_seqs`?"),
-        ("threads=many", "many is not a whole number of cores", "schema"),
-        ("threads=0", "0 is below the least allowed, 1", "schema"),
+        ("threads=many", "many is not a whole number of cores", "llmserve levers threads"),
+        ("threads=0", "0 is below the least allowed, 1", "for example --set threads=1"),
         ("threads", "`threads` has no `=`", "LEVER=VALUE"),
         ("sloo.ttft_ms=1", "there is no section `sloo`", "did you mean `slo`?"),
         ("slo.ttf_ms=1", "there is no key `ttf_ms`", "did you mean `ttft_ms`?"),
