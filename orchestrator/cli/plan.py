@@ -60,8 +60,13 @@ def plan(
     elif not made.violations:
         plan_view.show(con, made)
     if made.violations:
-        raise plan_view.refusal(made)
-    con.print(f"\nnext: {_same('launch')}", style="dim", markup=False, soft_wrap=True)
+        raise plan_view.refusal(made, explained=explain)
+    launch = _same("launch")
+    if machine is None:
+        con.print(f"\nnext: {launch}", style="dim", markup=False, soft_wrap=True)
+    else:
+        what = f"this plan is for {made.machine['name']}; launch plans anew, for the machine here:"
+        con.print(f"\nnext: {what}\n      {launch}", style="dim", markup=False, soft_wrap=True)
     if not explain:
         con.print(f"      {_same('plan')} --explain", style="dim", markup=False, soft_wrap=True)
 

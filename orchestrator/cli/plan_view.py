@@ -18,13 +18,21 @@ _GIB = 2**30
 _BAR = 40
 
 
-def refusal(plan: Plan) -> LlmserveError:
-    """The error that a plan with violations is: all of them, each with its remedy (exit 3)."""
-    count = len(plan.violations)
+def refusal(plan: Plan, *, explained: bool = False) -> LlmserveError:
+    """The error that a plan with violations is: all of them, each with its remedy (exit 3).
+
+    `explained`: the whole plan has been shown already.
+    """
+    from orchestrator.planning.words import count
+
+    remedy = "nothing was started; type the command again with the changes above"
+    if not explained:
+        remedy = "nothing was started; `llmserve plan --explain` with the same options shows the whole plan"
+    violations = count(len(plan.violations), "violation")
     return LlmserveError(
         "plan_refused",
-        f"the plan for {plan.goal} with {plan.model['name']} is refused: {count} violation(s)",
-        "nothing was started; `llmserve plan --explain` with the same options shows the whole plan",
+        f"the plan for {plan.goal} with {plan.model['name']} is refused: {violations}",
+        remedy,
         exit_code=Exit.REFUSED,
         violations=[{"code": v.code, "message": v.message, "remedy": v.remedy} for v in plan.violations],
     )
@@ -83,24 +91,22 @@ def explain(con: Console, plan: Plan) -> None:
 def value(v: Any, lever: str = "") -> str:
     """A lever's value as it would be written after `--set LEVER=`; bytes in words."""
     from orchestrator.levers import LEVERS
-    from orchestrator.planning.words import size
+    from orchestrator.planning.words import size, written
 
     if lever in LEVERS and LEVERS[lever].kind == "bytes" and isinstance(v, int):
         return size(v)
-    if isinstance(v, bool):
-        return "true" if v else "false"
-    if isinstance(v, Mapping):
-        return "{" + ", ".join(f"{k}: {value(x)}" for k, x in v.items()) + "}"
-    if isinstance(v, (list, tuple)):
-        return "[" + ", ".join(value(x) for x in v) + "]"
-    return str(v)
+    return written(v)
 
 
 def _head(con: Console, plan: Plan) -> None:
     from orchestrator.planning.words import size
 
     m, machine = plan.model, plan.machine
-    facts = [m["quantization"] or m["format"], size(m["weights_bytes"]), f"context {m['context_length']}"]
+    facts = [
+        m["quantization"] or m["format"],
+        size(m["weights_bytes"]),
+        f"model context {m['context_length']}",
+    ]
     con.print(f"[dim]model[/]    [bold]{_plain(m['name'])}[/]  {_plain(_list(facts))}")
     engine = plan.engine
     version = f"{engine.kind} {engine.version}{' (captured)' if engine.captured else ''}"
@@ -145,7 +151,7 @@ def _explained(con: Console, name: str, d: Decision) -> None:
 
 def _memory(con: Console, plan: Plan) -> None:
     """One bar for all that is used: on the host, or on host and devices together."""
-    from orchestrator.planning.words import size
+    from orchestrator.planning.words import count, size
 
     def of(name: str) -> int:
         return int(plan.predictions[name].value or 0)
@@ -168,7 +174,7 @@ def _memory(con: Console, plan: Plan) -> None:
     if legend[3:]:
         con.print(f"         {'  '.join(legend[3:])}")
     tokens, token = of("kv_cache_tokens"), of("kv_bytes_per_token")
-    at_once = f"{of('max_concurrency')} requests of the workload at once"
+    at_once = f"{count(of('max_concurrency'), 'request')} of the workload at once"
     con.print(f"[dim]KV[/]       {tokens} tokens of {size(token)}; {at_once}")
     if plan.predictions["output_tokens_per_s"].value is None:
         con.print("[dim]speed    unknown before it is measured[/]")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.planning import memory
 from orchestrator.planning.memory import Sizing
-from orchestrator.planning.situation import Situation
+from orchestrator.planning.situation import Placement, Situation
 
 Fits = Callable[[Sizing], bool]
 
@@ -35,13 +35,14 @@ class Fit:
 def fit(s: Situation, wish: Sizing) -> Fit:
     """Walk down the goal's ladder from `wish`. Levers that somebody set are not touched.
 
-    With GPUs a smaller KV that leaves every layer on them comes before a larger one that does not: a layer
-    on the CPU slows every token.
+    With GPUs a smaller KV that leaves layers on them comes before a larger one that does not, as a layer on
+    the CPU slows every token: all of them, or those that the workload's own need leaves there.
     """
     if s.gpus and s.is_free("gpu_layers"):
-        whole = _descend(s, wish, lambda z: _on_gpus(s, z))
-        if whole.fits:
-            return whole
+        for layers in (s.card.layers + 1, _place(s, _needed(s, wish)).gpu_layers):
+            found = _descend(s, wish, lambda z, least=layers: _on_gpus(s, z, least))  # type: ignore[misc]
+            if found.fits:
+                return found
     return _descend(s, wish, lambda z: _fits(s, z))
 
 
@@ -91,12 +92,29 @@ def quantized_kv_works(s: Situation) -> bool:
 
 
 def _fits(s: Situation, sizing: Sizing) -> bool:
-    return s.place(sizing, s.set_cache_bytes).fits
+    return _place(s, sizing).fits
 
 
-def _on_gpus(s: Situation, sizing: Sizing) -> bool:
-    placed = s.place(sizing, s.set_cache_bytes)
-    return placed.fits and placed.gpu_layers == s.card.layers + 1
+def _on_gpus(s: Situation, sizing: Sizing, layers: int) -> bool:
+    placed = _place(s, sizing)
+    return placed.fits and placed.gpu_layers >= layers
+
+
+def _place(s: Situation, sizing: Sizing) -> Placement:
+    return s.place(sizing, s.set_cache_bytes)
+
+
+def _needed(s: Situation, wish: Sizing) -> Sizing:
+    """The wish with KV for one request of the workload in every slot, as far as nobody set more."""
+    context = wish.context
+    if s.is_free("max_model_len") and s.is_free("kv_cache_tokens"):
+        context = min(context, s.needed_context)
+    pool = wish.pool_tokens
+    if s.is_free("kv_cache_tokens"):
+        pool = wish.slots * context
+        if wish.unified:
+            pool = max(context, min(pool, wish.slots * s.needed_context))
+    return replace(wish, context=context, pool_tokens=pool)
 
 
 def _with_slots(s: Situation, sizing: Sizing, slots: int) -> Sizing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 _NAME_LIMIT = 48
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 
 
 def gather(
@@ -57,6 +59,12 @@ def gather(
             f"{shown(name)} cannot be a deployment's name",
             "use small letters, digits, . _ - and begin with a letter or digit; 63 of them at most",
         )
+    if not is_address(host):
+        raise usage(
+            "bad_host",
+            f"--host {shown(host)} is not an address",
+            "give an IP address or a host's name, such as --host 127.0.0.1, or leave it out",
+        )
     resolved = profiles.resolve(
         profile=profile, goal=goal, sets=sets, options={"model": model, "engine": engine}
     )
@@ -93,6 +101,16 @@ def gather(
         draft=_draft(p),
         launching=launching,
     )
+
+
+def is_address(host: str) -> bool:
+    """Whether this can be an address to listen on: an IP address, in brackets or not, or a host's name."""
+    try:
+        ipaddress.ip_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+        return len(host) <= 253 and all(re.fullmatch(_LABEL, part) for part in labels)
+    return True
 
 
 def installed(asked: str, env: Mapping[str, str]) -> list[Installation]:

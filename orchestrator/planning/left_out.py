@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 LEFT_OUT: dict[str, str] = {
@@ -33,20 +34,49 @@ LEFT_OUT: dict[str, str] = {
 }
 """Levers that are not decided on llama.cpp, and why."""
 
-HONOURED = ("gpu_memory_utilization", "kv_cache_bytes")
-"""Levers that have no flag and bound the plan all the same."""
+_RENDERED = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "kv_cache_bytes",
+    "device_ids",
+    "reasoning_parser",
+    "chat_template",
+)
+"""Levers that have a flag all the same, a variable, or bound the plan."""
 
 IN_EFFECT: dict[str, tuple[Any, ...]] = {
     "chunked_prefill": (True,),
     "stream_interval": (1,),
     "scheduling_policy": ("fcfs",),
+    "long_prefill_token_threshold": (0,),
     "replicas": (1,),
     "disaggregation": ("off",),
     "front": ("none",),
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "attention_data_parallel_size": (1,),
     "expert_parallel": (False,),
+    "async_scheduling": (False,),
+    "tool_call_parser": ("jinja",),
 }
-"""Values that hold on llama.cpp without any flag."""
+"""Values that hold on llama.cpp without any flag. Tool calls are read by the template, whatever parser is
+named."""
+
+_WORDLESS = tuple(name for name in (*LEFT_OUT, "chunked_prefill") if name not in _RENDERED)
+
+
+def without_effect(given: Callable[[str], Any], gpus: bool) -> list[str]:
+    """Levers that somebody set and without effect on llama.cpp, apart from values that hold there anyway.
+
+    `given` says what was set, None where nothing was; `gpus` whether the plan has any.
+    """
+    out = [
+        name
+        for name in _WORDLESS
+        if given(name) is not None
+        and given(name) not in IN_EFFECT.get(name, ())
+        and not (gpus and name == "gpu_memory_utilization")
+        and not (not gpus and name == "cuda_graph" and given(name) == "off")
+    ]
+    if given("chat_template") == "off":
+        out.append("chat_template")
+    return out

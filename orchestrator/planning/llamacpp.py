@@ -127,6 +127,10 @@ def unified(s: Situation, n: int) -> Decision:
         return s.as_given("kv_unified")
     if not s.is_free("kv_cache_tokens"):
         return Decision(True, "kv_cache_tokens sets one pool", "pool_was_set")
+    length = s.given("max_model_len")
+    if length is not None and length < min(memory.CELLS, s.longest):
+        why = f"a slot's own cache holds {memory.CELLS} tokens at the least: nothing to share"
+        return Decision(False, why, "own_cache")
     if s.goal == "agent" and n > 1:
         return Decision(
             True,
@@ -231,8 +235,7 @@ def threads(s: Situation) -> Decision:
     """Cores that compute: within quota, affinity and physical cores, with one left free."""
     if not s.is_free("threads"):
         return s.as_given("threads")
-    m = s.inputs.machine
-    usable = max(1, min(m.physical_cores, int(m.cpus)))
+    m, usable = s.inputs.machine, s.usable_cores
     value = max(1, usable - 1)
     left = "one is left free" if usable > 1 else "there is only one"
     reason = (

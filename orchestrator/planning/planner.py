@@ -5,17 +5,22 @@ Pure: the same inputs give the same Plan, with no clock, network or disk in betw
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.engines.base import RenderRequest
+from orchestrator.engines.base import Rendered, RenderRequest
 from orchestrator.levers import LEVERS
-from orchestrator.plan import Decision, EngineRef, Plan, Prediction, Rejected
-from orchestrator.planning import checks, fit, left_out, llamacpp, memory
+from orchestrator.plan import Decision, EngineRef, Plan, Prediction, Rejected, Violation
+from orchestrator.planning import checks, fit, left_out, limits, llamacpp, memory, notices, remedies
 from orchestrator.planning.memory import Sizing
+from orchestrator.planning.remedies import Trial
 from orchestrator.planning.request import Choice, PlanInputs
 from orchestrator.planning.situation import Placement, Situation
 from orchestrator.planning.words import size
+
+if TYPE_CHECKING:
+    from orchestrator.planning.findings import Finding
 
 Decisions = dict[str, Decision]
 
@@ -29,15 +34,56 @@ def make_plan(inputs: PlanInputs) -> Plan:
     """
     s = Situation(inputs)
     wish, wanted = _wish(s)
-    found = fit.fit(s, wanted)
-    plan = _plan(s, wish, found.sizing)
-    lower = fit.step_down(s, found.sizing)
-    if lower is None or plan.violations:
-        return plan
-    smaller = _plan(s, wish, lower, ceiling=plan.levers)
-    if smaller.violations:
-        return plan
-    return replace(plan, steps_down={cause: smaller.to_json() for cause in _OUT_OF_MEMORY})
+    sizing = fit.fit(s, wanted).sizing
+    draft = _plan(s, wish, sizing)
+    if draft.refused:
+        found = (draft.findings, draft.shortage, draft.engines)
+        violations = remedies.settled(s, *found, lambda change: _try(s, change), draft.goals_lossy)
+        return replace(draft.plan, violations=tuple(dict.fromkeys(violations)))
+    lower = fit.step_down(s, sizing)
+    if lower is None:
+        return draft.plan
+    smaller = _plan(s, wish, lower, ceiling=draft.plan.levers)
+    if smaller.refused:
+        return draft.plan
+    steps = {cause: smaller.plan.to_json() for cause in _OUT_OF_MEMORY}
+    return replace(draft.plan, steps_down=steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A plan before its refusals have remedies: ours, memory's and the engine's."""
+
+    plan: Plan
+    findings: list[Finding]
+    shortage: list[Finding]
+    engines: list[Violation]
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.findings or self.shortage or self.engines)
+
+    @property
+    def codes(self) -> frozenset[str]:
+        ours = (f.code for f in (*self.findings, *self.shortage))
+        return frozenset((*ours, *(v.code for v in self.engines)))
+
+    @property
+    def lossy(self) -> frozenset[str]:
+        return frozenset(name for name, d in self.plan.levers.items() if not d.lossless)
+
+    @property
+    def goals_lossy(self) -> frozenset[str]:
+        """Levers that change answers because somebody or the goal wants it, not because memory is short."""
+        return frozenset(n for n in self.lossy if self.plan.levers[n].rule != "memory_fit")
+
+
+def _try(s: Situation, change: Mapping[str, Any]) -> Trial:
+    """What would be refused if some levers were others."""
+    other = Situation(s.inputs.with_levers(change))
+    wish, wanted = _wish(other)
+    draft = _plan(other, wish, fit.fit(other, wanted).sizing)
+    return Trial(draft.codes, draft.lossy)
 
 
 def _wish(s: Situation) -> tuple[Decisions, Sizing]:
@@ -56,17 +102,22 @@ def _wish(s: Situation) -> tuple[Decisions, Sizing]:
     pool = d["kv_cache_tokens"].value
     if shared and pool < d["max_model_len"].value and s.is_free("max_model_len"):
         d["max_model_len"] = Decision(pool, "one request may fill the pool that was set", "pool_was_set")
-    sizing = Sizing(
-        context=d["max_model_len"].value,
+    return d, _sizing(d)
+
+
+def _sizing(d: Decisions) -> Sizing:
+    """What memory is asked about, of the levers above it."""
+    context, slots, shared = d["max_model_len"].value, d["max_num_seqs"].value, d["kv_unified"].value
+    return Sizing(
+        context=context,
         slots=slots,
-        pool_tokens=memory.padded(pool),
+        pool_tokens=memory.padded(d["kv_cache_tokens"].value) if shared else slots * memory.padded(context),
         unified=shared,
         kv_type=memory.cache_type(d["kv_cache_dtype"].value),
         flash_attention=d["flash_attention"].value != "off",
         batch=d["max_num_batched_tokens"].value,
         ubatch=d["ubatch_tokens"].value,
     )
-    return d, sizing
 
 
 def _decide(s: Situation, wish: Decisions, sizing: Sizing, placed: Placement) -> Decisions:
@@ -88,7 +139,12 @@ def _decide(s: Situation, wish: Decisions, sizing: Sizing, placed: Placement) ->
         if name not in d and not s.is_free(name):
             d[name] = s.as_given(name, lossless=LEVERS[name].lossless or name in ("quantization", "dtype"))
     stock = {name: s.inputs.engine.stock(name, s.inputs.installation) for name in d}
-    return {name: replace(x, stock=x.value == stock[name]) for name, x in d.items()}
+    return {name: replace(_consistent(x), stock=x.value == stock[name]) for name, x in d.items()}
+
+
+def _consistent(d: Decision) -> Decision:
+    """Without the chosen value among the rejected ones: a rule further down may have taken it after all."""
+    return replace(d, rejected=tuple(r for r in d.rejected if r.value != d.value))
 
 
 def _fitted(s: Situation, wish: Decisions, sizing: Sizing) -> Decisions:
@@ -101,9 +157,7 @@ def _fitted(s: Situation, wish: Decisions, sizing: Sizing) -> Decisions:
         "kv_cache_tokens": sizing.pool_tokens,
         "ubatch_tokens": sizing.ubatch,
     }
-    where = f"{size(s.host_budget)} of host memory"
-    if s.gpus:
-        where = f"{size(sum(s.gpu_budgets))} of device and {where}"
+    where = _bound(s, _sizing(wish))
     out = dict(wish)
     for name, value in values.items():
         was = wish[name]
@@ -121,8 +175,18 @@ def _fitted(s: Situation, wish: Decisions, sizing: Sizing) -> Decisions:
     return out
 
 
-def _plan(s: Situation, wish: Decisions, sizing: Sizing, ceiling: Decisions | None = None) -> Plan:
-    """The Plan of a sizing. `ceiling`: the levers of the plan that this one is a step down from; what it
+def _bound(s: Situation, wished: Sizing) -> str:
+    """What the wished sizing does not fit in."""
+    limit = s.given("kv_cache_bytes")
+    if limit is not None and memory.kv_bytes(s.card, wished) > limit * max(1, len(s.gpus)):
+        each = " a GPU" if s.gpus else ""
+        return f"the {size(limit)} of KV{each} that kv_cache_bytes allows"
+    where = f"{size(s.host_budget)} of host memory"
+    return f"{size(sum(s.gpu_budgets))} of device and {where}" if s.gpus else where
+
+
+def _plan(s: Situation, wish: Decisions, sizing: Sizing, ceiling: Decisions | None = None) -> _Draft:
+    """The plan of a sizing. `ceiling`: the levers of the plan that this one is a step down from; what it
     gives up is not spent on anything else."""
     inputs, card = s.inputs, s.card
     most_layers = ceiling["gpu_layers"].value if ceiling else None
@@ -132,19 +196,18 @@ def _plan(s: Situation, wish: Decisions, sizing: Sizing, ceiling: Decisions | No
         levers = _lowered(levers, ceiling)
     cache = levers["kv_offload_bytes"].value or 0
     placed = s.place(sizing, cache, most_layers)
-    rendered = inputs.engine.render(
-        RenderRequest(
-            levers=levers,
-            installation=inputs.installation,
-            model_path=card.path or card.source,
-            served_model=inputs.served_model,
-            host=inputs.host,
-            port=inputs.port,
-            engine_args=tuple(s.profile.engine_args[inputs.engine.kind]),
-            env=s.profile.env,
-        )
+    request = RenderRequest(
+        levers=levers,
+        installation=inputs.installation,
+        model_path=card.path or card.source,
+        served_model=inputs.served_model,
+        host=inputs.host,
+        port=inputs.port,
+        engine_args=tuple(s.profile.engine_args[inputs.engine.kind]),
+        env=s.profile.env,
     )
-    wordless = {*rendered.not_expressible, *_wordless(s)} - set(left_out.HONOURED)
+    rendered = inputs.engine.render(request)
+    wordless = {*rendered.not_expressible, *left_out.without_effect(s.given, bool(s.gpus))}
     plan = Plan(
         goal=s.goal,
         profile=s.profile.profile,
@@ -167,17 +230,25 @@ def _plan(s: Situation, wish: Decisions, sizing: Sizing, ceiling: Decisions | No
             "left_out": {n: why for n, why in left_out.LEFT_OUT.items() if n not in levers},
         },
         not_expressible=tuple(sorted(wordless)),
-        warnings=_warnings(s, levers, placed, wordless),
+        warnings=notices.notices(s, levers, placed, wordless),
         supervision=s.profile.supervision.model_dump(),
     )
-    violations = [
-        *checks.neutral(s, levers, sizing),
-        *checks.memory_violations(s, sizing, placed),
-        *rendered.violations,
-    ]
-    seen = {v.code for v in violations}
-    violations += [v for v in inputs.engine.check(plan, inputs.installation) if v.code not in seen]
-    return replace(plan, violations=tuple(dict.fromkeys(violations)))
+    return _Draft(
+        plan,
+        findings=[
+            *checks.neutral(s, levers),
+            *limits.engine_limits(s, levers, sizing),
+        ],
+        shortage=remedies.memory_findings(s, sizing, placed),
+        engines=_engines(s, plan, rendered),
+    )
+
+
+def _engines(s: Situation, plan: Plan, rendered: Rendered) -> list[Violation]:
+    """What the engine itself refuses: its dialect, then its checks, each kind once."""
+    seen = {v.code for v in rendered.violations}
+    found = s.inputs.engine.check(plan, s.inputs.installation)
+    return [*rendered.violations, *(v for v in found if v.code not in seen)]
 
 
 def _lowered(levers: Decisions, ceiling: Decisions) -> Decisions:
@@ -192,18 +263,6 @@ def _lowered(levers: Decisions, ceiling: Decisions) -> Decisions:
             d = replace(d, reason="one step down, after memory ran out", rule="step_down", rejected=(tried,))
         out[name] = d
     return out
-
-
-def _wordless(s: Situation) -> list[str]:
-    """Levers that were written and have no effect on llama.cpp, unless the value holds there anyway."""
-    return [
-        name
-        for name in left_out.LEFT_OUT.keys() | left_out.IN_EFFECT.keys()
-        if not s.is_free(name)
-        and name not in ("device_ids", "tool_call_parser", "reasoning_parser", "chat_template")
-        and name not in ("tensor_parallel_size", "pipeline_parallel_size")
-        and s.given(name) not in left_out.IN_EFFECT.get(name, ())
-    ]
 
 
 def _model(s: Situation) -> dict[str, Any]:
@@ -273,35 +332,3 @@ def _predict(s: Situation, sizing: Sizing, placed: Placement, cache: int) -> dic
 def _concurrency(s: Situation, sizing: Sizing) -> int:
     """Requests of the workload's size that the KV holds at once, at most the slots."""
     return min(sizing.slots, sizing.pool_tokens // min(s.request_tokens, sizing.pool_tokens))
-
-
-def _warnings(s: Situation, levers: Decisions, placed: Placement, wordless: set[str]) -> tuple[str, ...]:
-    out = []
-    lossy = [f"{name}={d.value}" for name, d in levers.items() if not d.lossless]
-    if lossy:
-        out.append(f"can change answers: {', '.join(lossy)}; --set lossless=true forbids it")
-    card, length = s.card, levers["max_model_len"].value
-    if length < s.request_tokens:
-        why = "the model has no more" if length >= s.longest else "max_model_len is"
-        out.append(f"a request of the workload has {s.request_tokens} tokens, more than {length}: {why}")
-    if s.goal == "agent":
-        if card.kv_heads == card.heads and card.mla_kv_lora_rank is None:
-            out.append(
-                "every head of this model keeps its own KV (MHA): a GQA model holds far longer contexts"
-            )
-        if card.hybrid is not None:
-            out.append("a hybrid model: prompts are reused from checkpoints only, and fewer bits save less")
-    if not placed.room.state_known:
-        out.append(f"the recurrent state of {card.architecture} has no known size: a margin is kept for it")
-    if card.weights_estimated:
-        out.append("weights are estimated from the configuration")
-    if card.format == "config":
-        out.append("a configuration without weights: this can be planned, not launched")
-    values = [f"{name}={s.given(name)}" for name in sorted(wordless) if not s.is_free(name)]
-    if values:
-        out.append(f"without effect on {s.inputs.installation.name}: {', '.join(values)}")
-    if s.given("threads") is not None and s.given("threads") > s.inputs.machine.physical_cores:
-        out.append(
-            f"threads={s.given('threads')} is more than the physical cores: waiting threads spin and stall"
-        )
-    return tuple(out)

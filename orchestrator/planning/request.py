@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines.base import Engine, Installation
 from orchestrator.machine import Machine
@@ -60,3 +61,12 @@ class PlanInputs:
     port: int | None = None
     draft: ModelCard | None = None
     launching: bool = False
+
+    def with_levers(self, change: Mapping[str, Any]) -> PlanInputs:
+        """The same inputs with some levers set otherwise; "auto" leaves one to the planner again."""
+        profile = self.resolved.profile
+        changed = profile.model_copy(update={"levers": {**profile.levers, **change}})
+        guess = changed.levers.get("speculative")
+        drafts = isinstance(guess, Mapping) and guess.get("model") is not None
+        resolved = replace(self.resolved, profile=changed)
+        return replace(self, resolved=resolved, draft=self.draft if drafts else None)

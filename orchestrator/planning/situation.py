@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +61,14 @@ class Situation:
     def lossless(self) -> bool:
         return self.profile.lossless
 
+    @property
+    def lossless_by(self) -> str:
+        """Who asked for exact answers: `--set lossless=true`, or the profile with its line."""
+        origin = self.inputs.resolved.origin.get("lossless", "")
+        if origin == "--set":
+            return "--set lossless=true was given"
+        return f"{origin or f'the {self.profile.profile} profile'} says lossless: true"
+
     @cached_property
     def request_tokens(self) -> int:
         """Prompt and answer of the workload's typical request."""
@@ -112,18 +121,34 @@ class Situation:
     # devices
 
     @cached_property
+    def usable_cpus(self) -> int:
+        """Logical CPUs that this process may use at once, by affinity and quota."""
+        m = self.inputs.machine
+        return max(1, min(m.logical_cpus, math.ceil(m.cpus)))
+
+    @cached_property
+    def usable_cores(self) -> int:
+        """Physical cores that this process may use at once."""
+        return max(1, min(self.inputs.machine.physical_cores, int(self.inputs.machine.cpus)))
+
+    @cached_property
     def can_offload(self) -> bool:
         extras = self.inputs.installation.extras
         return bool(extras.get("gpu_offload", not extras.get("embedded", False)))
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The devices this plan may use: those named, else every one that nobody holds."""
+        """The devices this plan may use: those named, else every one that nobody holds, at most as many as
+        share layers or hold stages where somebody said how many."""
         if not self.can_offload or self.given("gpu_layers") == 0:
             return ()
         named = self.given("device_ids")
         free = [g for g in self.inputs.machine.gpus if g.uuid not in self.inputs.reservations.devices]
-        return tuple(g for g in free if named is None or g.uuid in named)
+        if named is not None:
+            return tuple(g for g in free if g.uuid in named)
+        tensor, stages = self.given("tensor_parallel_size") or 1, self.given("pipeline_parallel_size")
+        wanted = tensor if tensor > 1 else stages or len(free)
+        return tuple(free[:wanted]) if wanted <= len(free) else tuple(free)
 
     @cached_property
     def gpu_budgets(self) -> tuple[int, ...]:

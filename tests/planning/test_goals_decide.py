@@ -172,3 +172,84 @@ def test_speed_is_unknown_and_not_invented() -> None:
     assert [(p[n].value, p[n].basis) for n in ("ttft_ms", "tpot_ms", "output_tokens_per_s")] == [
         (None, "unknown")
     ] * 3
+
+
+LARGE = card(
+    name="24-gb",
+    layers=64,
+    heads=40,
+    kv_heads=8,
+    head_dim=128,
+    hidden_size=5120,
+    vocab_size=152064,
+    context_length=131072,
+    weights_bytes=24_000_000_000,
+)
+
+
+@pytest.mark.parametrize("where", ["1xl4", "1xrtx4090"])
+def test_a_pool_takes_no_layers_from_the_gpu_beyond_the_workload_s_own_need(where: str) -> None:
+    from orchestrator.machine import load
+
+    there, need = load(where), 4 * 6400
+    p = plan("agent", of=LARGE, on=there)
+    least = plan("agent", f"kv_cache_tokens={need}", "max_model_len=6400", of=LARGE, on=there)
+    v = values(p)
+    assert not p.violations
+    assert LARGE.layers + 1 > v["gpu_layers"] >= values(least)["gpu_layers"] > 0
+    assert v["kv_cache_tokens"] >= need
+    # a pool as large as the host could hold as well would leave fewer
+    wide = plan("agent", "kv_cache_tokens=131072", of=LARGE, on=there)
+    assert values(wide)["gpu_layers"] < v["gpu_layers"]
+
+
+def test_a_gpu_that_stays_unused_is_said() -> None:
+    from orchestrator.machine import load
+
+    p = plan("edge", on=load("1xl4"), engine=EMBEDDED)
+    assert any("NVIDIA L4" in w and "unused" in w for w in p.warnings)
+    assert not any(
+        "unused" in w for w in plan("edge", "gpu_layers=0", on=load("1xl4"), engine=EMBEDDED).warnings
+    )
+    assert not any("unused" in w for w in plan("edge", on=load("1xl4")).warnings)
+
+
+def test_a_context_below_the_workload_is_said_with_the_lever() -> None:
+    warnings = plan("edge", "max_model_len=10").warnings
+    assert any("768 tokens, more than max_model_len=10: " in w for w in warnings)
+
+
+def test_a_limit_on_kv_is_the_reason_where_it_is_what_bounds() -> None:
+    big = card(layers=32, kv_heads=32, heads=32, head_dim=128, weights_bytes=2**30)
+    p = plan("edge", "kv_cache_bytes=220MiB", of=big)
+    assert not p.violations
+    fitted = [d for d in p.levers.values() if d.rule == "memory_fit"]
+    assert fitted
+    assert all("220 MiB of KV that kv_cache_bytes allows" in d.reason for d in fitted)
+
+
+def test_who_asked_for_exact_answers_is_named() -> None:
+    (v,) = plan("edge", "lossless=true", "kv_cache_dtype=q8_0").violations
+    assert "--set lossless=true was given" in v.message
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("['--rope-scaling', 'yarn']", "--rope-scaling"),
+        ("['--lora', '/a.gguf']", "--lora"),
+        ("['--override-kv', 'llama.context_length=int:16384']", "--override-kv"),
+    ],
+)
+def test_raw_flags_that_may_change_answers_are_said_where_they_must_not(args: str, named: str) -> None:
+    sets = [f"engine_args.llamacpp={args}", "lossless=true"]
+    assert any("may change answers" in w and named in w for w in plan("edge", *sets).warnings)
+    quiet = plan("edge", "engine_args.llamacpp=['--top-k', '3']", "lossless=true")
+    assert not any("may change" in w for w in quiet.warnings)
+
+
+@pytest.mark.parametrize(("threads", "warned"), [(7, False), (8, True)])
+def test_threads_that_leave_no_core_free_are_said(threads: int, warned: bool) -> None:
+    p = plan("edge", f"threads={threads}")
+    assert not p.violations
+    assert any("physical cores free" in w for w in p.warnings) is warned

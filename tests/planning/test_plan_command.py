@@ -57,7 +57,8 @@ def test_a_plan_is_shown_within_80_columns_with_the_next_command(run: Any) -> No
     assert "q8_0 (lossy)" in shown
     assert "weights" in shown
     assert "--port PORT" in shown
-    assert rest.splitlines()[0] == " llmserve launch --goal agent --model small"
+    assert "this plan is for shelf" in rest.splitlines()[0]
+    assert rest.splitlines()[1].strip() == "llmserve launch --goal agent --model small"
 
 
 def test_explain_tells_rule_reason_and_what_was_rejected(run: Any) -> None:
@@ -124,3 +125,43 @@ def test_the_short_form_fits_a_few_lines() -> None:
     plan_view.show_short(Console(width=80, file=sink), plan("edge"))
     assert "max_model_len=2048" in sink.getvalue()
     assert len(sink.getvalue().splitlines()) < 12
+
+
+@pytest.mark.parametrize("host", ["evil host", "", "a_b!", "127.0.0.1,0.0.0.0", "x" * 300, "[::1"])
+def test_what_is_no_address_is_a_usage_error(run: Any, host: str) -> None:
+    code, _, err = run("--goal", "edge", "--host", host)
+    assert code == 2
+    assert "is not an address" in err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "my-host.example.org", "0.0.0.0"])
+def test_addresses_and_names_are_addresses(host: str) -> None:
+    assert inputs.is_address(host)
+
+
+def test_an_explained_refusal_does_not_send_to_the_command_just_typed(run: Any) -> None:
+    _, _, err = run("--goal", "edge", "--set", "max_num_seqs=999", "--explain")
+    assert "--explain" not in err
+    assert "1 violation" in err
+    assert "1 violations" not in err
+    _, _, err = run("--goal", "edge", "--set", "max_num_seqs=999")
+    assert "llmserve plan --explain" in err
+
+
+def test_one_request_is_one_and_the_models_context_is_named_so(run: Any) -> None:
+    _, out, _ = run("--goal", "edge", "--model", "small")
+    assert "1 request of the workload" in out
+    assert "model context 8192" in out
+
+
+def test_all_wrong_settings_are_told_at_once_in_json_too(run: Any) -> None:
+    sets = ["max_model_len=16k", "bogus=1", "threads=0", "flash_attention=onn", "slo=["]
+    args = [word for s in sets for word in ("--set", s)]
+    code, out, _ = run("--goal", "edge", *args, "--json")
+    assert code == 2
+    violations = json.loads(out)["violations"]
+    assert len(violations) == 5
+    assert all(v["remedy"] for v in violations)
+    remedies = " ".join(v["remedy"] for v in violations)
+    for text in ("write 16384", "llmserve levers", "for example --set threads=", "auto, on or off"):
+        assert text in remedies, text

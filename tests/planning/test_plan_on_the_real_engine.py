@@ -6,6 +6,8 @@ import re
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from planning_inputs import ENGINE, GOALS
 
 from orchestrator import model_store, plan
+from orchestrator.plan import Plan
 from orchestrator.planning.inputs import gather
 from orchestrator.planning.planner import make_plan
 
@@ -27,21 +30,24 @@ def _model() -> str:
     return found
 
 
+async def _proof(url: str, served_model: str) -> str:
+    async with httpx.AsyncClient(timeout=30) as client:
+        return await ENGINE.prove(client, url, served_model)
+
+
 async def _facts(url: str) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=30) as client:
         return await ENGINE.facts(client, url)
 
 
-@pytest.mark.real_engine
-@pytest.mark.parametrize("goal", GOALS)
-def test_a_goal_starts_as_planned(goal: str, tmp_path: Path) -> None:
-    made = make_plan(gather(goal=goal, model=_model(), engine="embedded", sets=[_TALKATIVE]))
-    assert not made.violations
+@contextmanager
+def running(made: Plan, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The plan's server until the block ends: its address, and its log so far (to the end afterwards)."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    spec = plan.bind(made.processes[0], {"http": port}, str(tmp_path), "", os.environ)
-    log = ""
+    spec = plan.bind(made.processes[0], {"http": port}, str(folder), "", os.environ)
+    log: list[str] = []
     with subprocess.Popen(
         spec.argv, env=spec.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as server:
@@ -49,13 +55,44 @@ def test_a_goal_starts_as_planned(goal: str, tmp_path: Path) -> None:
             assert server.stdout is not None
             # the engine's own word is the clock; its death ends the stream
             for line in server.stdout:
-                log += line.decode("utf-8", "replace")
-                if "listening on http" in log:
+                log.append(line.decode("utf-8", "replace"))
+                if "listening on http" in log[-1]:
                     break
-            facts = asyncio.run(_facts(f"http://127.0.0.1:{port}"))
+            yield f"http://127.0.0.1:{port}", log
         finally:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=30)
+
+
+@pytest.mark.real_engine
+@pytest.mark.parametrize(
+    ("goal", "sets"),
+    [
+        ("edge", ["max_model_len=2"]),
+        ("edge", ["max_num_batched_tokens=2", "ubatch_tokens=1"]),
+        ("edge", ["max_num_batched_tokens=2147483647", "ubatch_tokens=16"]),
+        ("agent", ["max_model_len=10"]),
+        ("agent", ["max_model_len=256"]),
+        ("agent", ["kv_cache_tokens=256"]),
+    ],
+    ids=str,
+)
+def test_the_least_and_most_that_pass_start_and_answer(goal: str, sets: list[str], tmp_path: Path) -> None:
+    made = make_plan(gather(goal=goal, model=_model(), engine="embedded", sets=sets))
+    assert not made.violations
+    with running(made, tmp_path) as (url, _):
+        text = asyncio.run(_proof(url, made.model["served_model"]))
+    assert isinstance(text, str)
+
+
+@pytest.mark.real_engine
+@pytest.mark.parametrize("goal", GOALS)
+def test_a_goal_starts_as_planned(goal: str, tmp_path: Path) -> None:
+    made = make_plan(gather(goal=goal, model=_model(), engine="embedded", sets=[_TALKATIVE]))
+    assert not made.violations
+    with running(made, tmp_path) as (url, lines):
+        facts = asyncio.run(_facts(url))
+    log = "".join(lines)
     checks = ENGINE.compare(made, facts)
     assert {c.what for c in checks} >= {"max_num_seqs", "max_model_len", "speculative", "context_length"}
     assert [c for c in checks if not c.ok] == []
