@@ -174,7 +174,6 @@ class Supervisor:
             raise no_such_deployment(name, sorted(self.deployments))
         if deployment is None:
             await self.stop(name)
-            del self.unreadable[name]
         else:
             if deployment.life.state not in lc.ENDED:
                 raise refused(
@@ -183,8 +182,9 @@ class Supervisor:
                     f"llmserve stop {name}, then remove it",
                 )
             await deployment.close()
-            del self.deployments[name]
-        await asyncio.to_thread(shutil.rmtree, DeploymentFolder(name).path)
+        await asyncio.to_thread(shutil.rmtree, DeploymentFolder(name).path, ignore_errors=True)
+        self.deployments.pop(name, None)
+        self.unreadable.pop(name, None)
 
     def _choose_ports(self, plan: Plan) -> dict[str, int]:
         held = {
