@@ -115,16 +115,16 @@ def _devices(s: Situation) -> Iterator[Finding]:
             yield Finding(
                 "no_such_device",
                 f"there is no device {uuid}; there are: {known}",
-                "`llmserve machine` shows them;",
-                {"device_ids": "auto"},
+                change={"device_ids": "auto"},
+                after="or one that `llmserve machine` shows",
             )
         elif uuid in s.inputs.reservations.devices:
-            remedy = "choose another, or `llmserve ps` and stop its holder;"
             message = f"{uuid} is held by another deployment"
-            yield Finding("device_held", message, remedy, {"device_ids": "auto"})
+            after = "or stop its holder, which `llmserve ps` shows"
+            yield Finding("device_held", message, change={"device_ids": "auto"}, after=after)
     if named and there.issuperset(named) and not s.can_offload:
         message = "device_ids names GPUs, and this engine computes on the CPU"
-        yield Finding("no_gpu", message, "choose another --engine, or", {"device_ids": "auto"})
+        yield Finding("no_gpu", message, change={"device_ids": "auto"}, after="or another --engine")
     elif named and there.issuperset(named) and s.given("gpu_layers") == 0:
         yield Finding(
             "no_gpu",
@@ -170,8 +170,8 @@ def _draft(s: Situation) -> Iterator[Finding]:
         yield Finding(
             "draft_vocabulary",
             f"the draft {draft.name} has {draft.vocab_size} words and {s.card.name} {s.card.vocab_size}",
-            "name a draft of the same family, or",
-            {"speculative": {"method": "ngram"}},
+            change={"speculative": {"method": "ngram"}},
+            after="or name a draft of the same family",
         )
     method = asked.get("method") if isinstance(asked, Mapping) else None
     if method in ("mtp", "draft-mtp") and not (s.card.mtp_layers or (draft and draft.mtp_layers)):

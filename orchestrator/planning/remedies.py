@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,12 @@ from orchestrator.planning.findings import Finding
 from orchestrator.planning.limits import INT32_MOST
 from orchestrator.planning.memory import Sizing
 from orchestrator.planning.situation import Placement, Situation
-from orchestrator.planning.words import count, size
+from orchestrator.planning.words import count, sets, size
 
 Change = dict[str, Any]
+
+_OPEN = r"=(TYPE|N|'?\{method: (\.\.\.|\w+, model: FILE))"
+"""A value in an engine's remedy that the reader would have to choose."""
 
 _MEMORY = frozenset({"memory", "kv_does_not_fit", "gpu_memory"})
 
@@ -120,8 +124,21 @@ def settled(
         same_cause = derived or any(lever in v.message for lever in causes)
         return v.code in ours or (bool(causes) and v.code not in after and same_cause)
 
-    kept = [v for v in engines if not follows(v)]
+    kept = [_typeable(s, v, own | better, attempt) for v in engines if not follows(v)]
     return [*mended, *out, *kept]
+
+
+def _typeable(s: Situation, v: Violation, change: Change, attempt: Attempt) -> Violation:
+    """An engine's refusal whose remedy leaves a value open: with one that can be typed as it is."""
+    lever = re.split(r"\W", v.message, maxsplit=1)[0]
+    if not re.search(_OPEN, v.remedy) or lever not in LEVERS or s.is_free(lever):
+        return v
+    # a type that is left to the plan may change answers, and nobody asked for that
+    closed = {lever: "f16" if lever == "kv_cache_dtype" else "auto"}
+    mended = attempt({**change, **closed}).codes
+    if v.code in mended or not mended <= attempt(change).codes:
+        return v
+    return replace(v, remedy=f"{sets(closed)}; or {v.remedy}")
 
 
 def _told(s: Situation, f: Finding, found: Change | None, left: Change, words: str) -> Violation:

@@ -17,7 +17,7 @@ def typed(p: Plan) -> list[str]:
     """The settings of every remedy, those after an "or" left out."""
     out: list[str] = []
     for v in p.violations:
-        first = re.split(r",? or (?=--set)", v.remedy.split(", or ")[0])[0]
+        first = re.split(r"[,;]? or |; ", v.remedy)[0]
         words = shlex.split(first)
         out += [words[i + 1] for i, w in enumerate(words) if w == "--set"]
     return out
@@ -62,6 +62,10 @@ CORPUS = [
     ["device_ids=[GPU-9]"],
     ["threads=999"],
     ["speculative={method: mtp}"],
+    ["speculative={method: suffix}"],
+    ["kv_cache_dtype=fp3"],
+    ["kv_cache_dtype=bfloat16", "max_num_seqs=100000"],
+    ["threads=999", "gpu_layers=10", "tensor_parallel_size=4", "kv_cache_dtype=fp3", "max_num_seqs=900"],
     ["kv_cache_dtype=q8_0", "flash_attention=off"],
     ["kv_cache_dtype=q8_0", "lossless=true"],
     ["workload.input_tokens=8000", "max_num_seqs=200", "kv_cache_bytes=20MiB"],
