@@ -7,8 +7,9 @@ import typer
 from orchestrator.cli.output import Json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from orchestrator.engines.base import Flag, Installation
-    from orchestrator.errors import LlmserveError
 
 engines = typer.Typer(no_args_is_help=True, help="Engines: which are installed here, and what they take.")
 
@@ -19,38 +20,30 @@ def register(app: typer.Typer) -> None:
 
 
 def _names(incomplete: str) -> list[str]:
-    return [i.name for i in _found()[0] if i.name.startswith(incomplete)]
+    return [i.name for i in _found() if i.name.startswith(incomplete)]
 
 
 @engines.command("list", epilog="Example: llmserve engines list")
 def list_engines(json_output: Json = False) -> None:
-    """List the engines that were found, best first, and entries of engines.yaml that cannot be used."""
+    """List the engines that were found, best first; what is there and cannot be used says why."""
     from orchestrator.cli import output
 
-    found, broken = _found()
+    found = _found()
     if json_output:
-        problems = [{"name": name} | e.to_json()["error"] for name, e in broken]
-        output.emit({"engines": [_row(i) for i in found], "broken": problems})
+        output.emit({"engines": [_row(i) for i in found]})
         return
-    from rich.markup import escape
-    from rich.table import Table
-
-    con = output.console()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("ENGINE", "KIND", "VERSION"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("PROGRAM", overflow="fold")
-    for i in found:
-        table.add_row(escape(i.name), i.kind, escape(i.version), escape(_row(i)["path"]))
     if found:
-        con.print(table)
+        output.console().print(_table(found))
     else:
-        con.print("no engine is installed here", soft_wrap=True)
+        output.console().print("no engine is installed here", soft_wrap=True)
     notes = output.notes()
-    for name, e in broken:
-        notes.print(f"[yellow]{escape(name)}[/]: {escape(e.message)}\n  → {escape(e.remedy)}", soft_wrap=True)
-    if not found:
-        notes.print("  → pip install 'llmserve\\[edge]' brings the embedded llama.cpp", soft_wrap=True)
+    for i in found:
+        if i.extras.get("broken"):
+            notes.print(f"{i.name} → {i.extras['remedy']}", soft_wrap=True, markup=False)
+    if all(i.extras.get("broken") for i in found):
+        notes.print(
+            "→ pip install 'llmserve[edge]' brings the embedded llama.cpp", soft_wrap=True, markup=False
+        )
 
 
 @engines.command(epilog="Example: llmserve engines probe llama-server")
@@ -63,20 +56,19 @@ def probe(
     """Ask an installed engine again for its version and flags."""
     from orchestrator import folders
     from orchestrator.cli import output
-    from orchestrator.errors import not_found
+    from orchestrator.errors import not_found, refused
 
     for kept in (folders.cache_dir() / "probes").glob("*.json"):
         kept.unlink(missing_ok=True)
-    found, broken = _found()
-    for known, e in broken:
-        if name in (None, known):
-            raise e
+    found = _found()
     chosen = [i for i in found if name in (None, i.name)]
-    if name is not None and not chosen:
+    if not chosen and name is not None:
         names = ", ".join(i.name for i in found) or "none"
         raise not_found(
             "unknown_engine", f"there is no engine {name!r}; found: {names}", "see `llmserve engines list`"
         )
+    if name is not None and chosen[0].extras.get("broken"):
+        raise refused("engine_broken", chosen[0].extras["broken"], chosen[0].extras["remedy"])
     if json_output:
         output.emit({"engines": [_row(i) | {"flags": [_flag(f) for f in i.flags]} for i in chosen]})
         return
@@ -85,7 +77,10 @@ def probe(
 
     con = output.console()
     for i in chosen:
-        con.print(f"[bold]{escape(i.name)}[/] {escape(i.version)}: {len(i.flags)} flags", soft_wrap=True)
+        said = f"{escape(i.version)}: {len(i.flags)} flags"
+        if i.extras.get("broken"):
+            said = f"broken: {escape(i.extras['broken'])}"
+        con.print(f"[bold]{escape(i.name)}[/] {said}", soft_wrap=True)
         if name is None:
             continue
         table = Table(box=None, pad_edge=False)
@@ -98,32 +93,36 @@ def probe(
         con.print(table)
 
 
-def _found() -> tuple[list[Installation], list[tuple[str, LlmserveError]]]:
-    """Installations of every kind, and the configured entries that cannot be used."""
+def _found() -> list[Installation]:
+    """Installations of every kind, those that cannot be used among them."""
     import os
 
     from orchestrator import settings
     from orchestrator.engines import registry
-    from orchestrator.errors import LlmserveError
 
     configured = settings.engines()
     found: list[Installation] = []
-    broken: list[tuple[str, LlmserveError]] = []
     for kind in registry.kinds():
-        engine = registry.engine(kind)
-        # whatever fails after this is the entry's own fault
-        engine.installations({}, os.environ)
-        good: dict[str, dict[str, Any]] = {}
-        for name, entry in configured.items():
-            if entry["kind"] != kind:
-                continue
-            try:
-                engine.installations({name: entry}, os.environ)
-                good[name] = entry
-            except LlmserveError as e:
-                broken.append((name, e))
-        found += engine.installations(good, os.environ)
-    return found, broken
+        entries = {name: entry for name, entry in configured.items() if entry["kind"] == kind}
+        found += registry.engine(kind).survey(entries, os.environ)
+    return found
+
+
+def _table(found: list[Installation]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("ENGINE", "KIND", "VERSION"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("STATE", overflow="fold", min_width=6)
+    table.add_column("PROGRAM", overflow="fold")
+    for i in found:
+        why = i.extras.get("broken")
+        # the program stands beside it
+        state = f"[red]broken[/]: {escape(why.rpartition('cannot be used: ')[2])}" if why else "[green]ok[/]"
+        table.add_row(escape(i.name), i.kind, escape(i.version or "-"), state, escape(_row(i)["path"]))
+    return table
 
 
 def _row(i: Installation) -> dict[str, Any]:
@@ -135,6 +134,9 @@ def _row(i: Installation) -> dict[str, Any]:
         "argv": list(i.argv),
         "env": sorted(i.env),
         "captured": i.captured,
+        "state": "broken" if i.extras.get("broken") else "ok",
+        "problem": i.extras.get("broken"),
+        "remedy": i.extras.get("remedy"),
     }
 
 

@@ -35,7 +35,8 @@ class Installation:
 
     `name` is its name in engines.yaml or the engine's default one. `flags` is what its own parser accepts.
     `extras` are kind-specific facts of the probe (plain JSON). `captured` is True where the flags come from
-    the project's data and nothing is installed here (`argv` is then only for show).
+    the project's data and nothing is installed here (`argv` is then only for show). One that is there and
+    cannot be used has no flags, and in `extras` what is wrong (`broken`) and what to do (`remedy`).
     """
 
     name: str
@@ -190,8 +191,14 @@ class Engine(Protocol):
     ) -> list[Installation]:
         """Probe what is there, best first. `configured` are this kind's entries of engines.yaml by name.
 
-        Raises LlmserveError where a configured entry is broken.
+        Raises LlmserveError where a configured entry is broken. What was asked for in another way and cannot
+        be used is among them as `Installation` says; `render` then gives its reason as a violation.
         """
+
+    def survey(
+        self, configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
+    ) -> list[Installation]:
+        """As `installations`, with everything that is there and cannot be used among them; raises nothing."""
 
     async def health(self, client: httpx.AsyncClient, base_url: str) -> Health:
         """Ask the health endpoint once; never raises for what an engine can do."""

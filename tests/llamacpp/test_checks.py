@@ -60,8 +60,20 @@ def test_all_violations_come_at_once(binary: Installation) -> None:
     assert [v.code for v in found] == ["below_one", "kv_cache_dtype", "chat_template_missing"]
 
 
-def test_a_stretched_context_may_pass_the_models_own(binary: Installation, tmp_path: Path) -> None:
-    assert check(plan(("x", "--rope-scaling", "yarn"), max_model_len=16384), binary) == []
+@pytest.mark.parametrize("stretch", [(), ("--rope-scaling", "yarn"), ("--rope-freq-scale", "0.5")])
+def test_no_rope_scaling_lifts_the_models_context(binary: Installation, stretch: tuple[str, ...]) -> None:
+    found = check(plan(("x", *stretch), max_model_len=16384), binary)
+    assert [v.code for v in found] == ["context_above_model"]
+    assert "--set max_model_len=8192" in found[0].remedy
+    assert "[--override-kv, ARCHITECTURE.context_length=int:16384]" in found[0].remedy
+
+
+def test_a_build_without_overrides_is_not_advised_to_use_them(embedded: Installation) -> None:
+    found = check(plan(("x",), max_model_len=16384), embedded)
+    assert "--override-kv" not in found[0].remedy
+
+
+def test_a_draft_that_is_a_file_passes(binary: Installation, tmp_path: Path) -> None:
     draft = tmp_path / "d.gguf"
     draft.touch()
     assert check(plan(speculative={"method": "draft", "model": str(draft)}), binary) == []

@@ -179,14 +179,74 @@ def test_it_serves_and_stops_with_every_standard_stream_closed(start: Start) -> 
     assert running.process.wait(5) == 0
 
 
+def wait_for_status(server: Running, status: bytes) -> None:
+    """Ask for /health without a pause until its first line begins with `status`."""
+    answer = b""
+    while not answer.startswith(b"HTTP/1.1 " + status):
+        assert server.process.poll() is None, server.log()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port)) as s:
+            s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            answer = s.recv(200)
+
+
 @pytest.mark.real_engine
-def test_a_signal_while_the_model_loads_ends_it_at_once(start: Start) -> None:
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_signal_right_after_the_first_200_ends_it_with_0(start: Start, attempt: int) -> None:
     running = start()
-    # the listener opens before the model is read
-    while "loading model" not in running.log():
+    wait_for_status(running, b"200")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(5) == 0
+
+
+@pytest.mark.real_engine
+def test_a_signal_while_the_model_loads_ends_it_with_0_when_it_is_loaded(start: Start) -> None:
+    running = start()
+    wait_for_status(running, b"503")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(20) == 0
+    assert "main loop exited" in running.log()
+
+
+@pytest.mark.real_engine
+def test_a_second_signal_while_the_model_loads_ends_it_at_once(start: Start) -> None:
+    running = start()
+    wait_for_status(running, b"503")
+    running.process.send_signal(signal.SIGTERM)
+    # until the first has been delivered: two at once would be one
+    while "ShdPnd:\t0000000000000000" not in Path(f"/proc/{running.process.pid}/status").read_text():
         assert running.process.poll() is None
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(5) in (-signal.SIGTERM, 0)
+    assert running.process.wait(2) in (-signal.SIGTERM, 1)
+    assert "model loaded" not in running.log()
+
+
+@pytest.mark.real_engine
+def test_speculation_by_mtp_on_a_model_without_such_layers_is_named(start: Start) -> None:
+    failed = start("--spec-type", "draft-mtp")
+    assert failed.process.wait(60) == 1
+    failure = classify(failed.log(), Exit(code=1))
+    assert (failure.failure_class, failure.retry) == ("speculation_unsupported", "never")
+    assert "MTP" in failure.message
+
+
+@pytest.mark.real_engine
+def test_a_projector_that_is_no_gguf_is_named_and_not_the_model(start: Start, tmp_path: Path) -> None:
+    other = tmp_path / "projector"
+    other.write_text("root:x:0:0")
+    failed = start("--mmproj", str(other))
+    assert failed.process.wait(60) == 1
+    failure = classify(failed.log(), Exit(code=1))
+    assert failure.message.startswith(f"the projector {other} is not a GGUF file")
+    assert "models pull" not in failure.remedy
+
+
+@pytest.mark.real_engine
+def test_a_context_too_small_to_begin_with_is_never_tried_again(start: Start) -> None:
+    failed = start("--ctx-size", "1", GGML_NO_BACKTRACE="1")
+    assert failed.process.wait(60) == -signal.SIGABRT
+    failure = classify(failed.log(), Exit(signal=signal.SIGABRT))
+    assert (failure.failure_class, failure.retry) == ("context_too_small", "never")
+    assert "max_model_len" in failure.remedy
 
 
 @pytest.mark.real_engine

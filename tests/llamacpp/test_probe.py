@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from orchestrator.engines.llamacpp import probe
-from orchestrator.errors import LlmserveError
+from orchestrator.errors import LlmserveError, refused
 
 HELP = Path(__file__).parent / "llama-server-help.txt"
 
@@ -106,7 +106,7 @@ def test_a_configured_path_that_is_wrong_says_what_is_wrong(tmp_path: Path) -> N
     program = stand_in(tmp_path / "a")
     program.chmod(0o644)
     assert "not executable" in refusal(str(program)).message
-    assert refusal(None).code == "engine_path"
+    assert "has no `path`" in refusal(None).message
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,46 @@ def test_a_program_that_never_answers_is_given_up_and_ended(
 
 def test_a_broken_one_on_path_is_passed_over_and_a_broken_variable_is_not(tmp_path: Path) -> None:
     program = stand_in(tmp_path / "a", "exit 3")
-    assert probe.installations({}, {"PATH": f"{program.parent}:{os.environ['PATH']}"}) == []
-    with pytest.raises(LlmserveError, match="the variable LLAMA_SERVER"):
-        probe.installations({}, {**os.environ, "LLAMA_SERVER": str(program)})
+    on_path = {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    assert probe.installations({}, on_path) == []
+    (listed,) = probe.survey({}, on_path)
+    assert "ended with 3" in listed.extras["broken"]
+    (asked,) = probe.installations({}, {**os.environ, "LLAMA_SERVER": str(program)})
+    assert asked.extras["broken"].startswith("the variable LLAMA_SERVER points to")
+    assert asked.extras["remedy"] == "correct LLAMA_SERVER, or unset it"
+
+
+def test_a_broken_one_names_a_working_one(tmp_path: Path) -> None:
+    entry = {"mine": {"path": str(stand_in(tmp_path / "a"))}}
+    found = probe.installations(entry, {**os.environ, "LLAMA_SERVER": "/nope"})
+    assert [bool(i.extras.get("broken")) for i in found] == [False, True]
+    assert found[1].extras["remedy"].endswith("or choose --engine mine")
+
+
+def test_a_survey_has_every_entry_and_raises_nothing(tmp_path: Path) -> None:
+    entries = {
+        "mine": {"path": str(stand_in(tmp_path / "a"))},
+        "gone": {"path": str(tmp_path / "nope")},
+        "none": {},
+    }
+    found = probe.survey(entries, {"PATH": os.environ["PATH"]})
+    assert [(i.name, bool(i.extras.get("broken"))) for i in found] == [
+        ("mine", False), ("gone", True), ("none", True),
+    ]  # fmt: skip
+    with pytest.raises(LlmserveError):
+        probe.installations(entries, {"PATH": os.environ["PATH"]})
+
+
+def test_an_embedded_one_that_cannot_be_asked_is_listed_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(name: str) -> None:
+        raise refused("engine_broken", "xllamacpp cannot be imported", "")
+
+    monkeypatch.setattr(probe, "probe_embedded", fails)
+    (found,) = probe.installations({}, {"PATH": ""})
+    assert (found.name, found.extras["broken"]) == ("embedded", "xllamacpp cannot be imported")
+    assert found.extras["embedded"] is True
 
 
 def test_a_bad_variable_of_the_user_does_not_spoil_the_question(tmp_path: Path) -> None:

@@ -167,8 +167,130 @@ def test_raw_arguments_that_the_build_would_refuse_are_refused_first(binary: Ins
     made = rendered(
         binary, engine_args=("--top-kk", "3", "--draft-min", "1", "--top-k=4", "--mirostat", "2", "-s", "-1")
     )
-    assert codes(made) == ["unknown_flag", "stray_argument", "engine_args_owned", "flag_with_equals"]
+    assert codes(made) == ["unknown_flag", "engine_args_owned", "flag_with_equals"]
     assert "--top-k" in made.violations[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (("--temp",), ["missing_value"]),
+        (("--temp", "--top-k", "3"), ["missing_value"]),
+        (("--mirostat", "2", "--temp"), ["missing_value"]),
+        (("--temp", "-1"), []),
+        (("--no-repack",), []),
+        (("--no-repack", "3"), ["stray_argument"]),
+        (("3", "--temp", "1"), ["stray_argument"]),
+        (("--nonesuch", "3"), ["unknown_flag"]),
+        (("--nonesuch", "-1"), ["unknown_flag"]),
+        (("--nonesuch", "--temp", "1"), ["unknown_flag"]),
+        (("--nonesuch", "3", "4"), ["unknown_flag", "stray_argument"]),
+        (("--spec-ngram-size-n", "3"), ["removed_flag"]),
+        (("--ctx-size", "3"), ["engine_args_owned"]),
+        (("--ctx-size",), ["engine_args_owned"]),
+        (("--model-url", "x", "--hf-repo", "y/z"), ["engine_args_owned"] * 2),
+    ],
+    ids=lambda v: " ".join(v),
+)
+def test_each_mistake_in_raw_arguments_is_told_once(
+    binary: Installation, args: tuple[str, ...], found: list[str]
+) -> None:
+    assert codes(rendered(binary, engine_args=args)) == found
+
+
+def test_a_missing_value_says_what_stands_in_its_place(binary: Installation) -> None:
+    nothing, other = (
+        rendered(binary, engine_args=args).violations[0] for args in (("--temp",), ("--temp", "-s", "1"))
+    )
+    assert "--temp takes a value, and nothing follows" in nothing.message
+    assert "--temp takes a value, and the flag -s follows" in other.message
+    assert "[--temp, VALUE]" in nothing.remedy
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "nearest"),
+    [
+        (1, ("kv_offload_bytes=0,", "kv_offload_bytes=1MiB")),
+        ((1 << 20) - 1, ("kv_offload_bytes=0,", "kv_offload_bytes=1MiB")),
+        (10**9, ("kv_offload_bytes=953MiB,", "kv_offload_bytes=954MiB")),
+    ],
+)
+def test_a_prompt_cache_that_is_no_whole_mib_is_refused_with_the_two_nearest(
+    binary: Installation, size_bytes: int, nearest: tuple[str, str]
+) -> None:
+    made = rendered(binary, kv_offload_bytes=size_bytes)
+    assert codes(made) == ["kv_offload_bytes"]
+    assert all(n in made.violations[0].remedy for n in nearest)
+    assert "--cache-ram" not in made.processes[0].argv
+
+
+def test_a_whole_mib_or_none_is_rendered_as_it_is(binary: Installation) -> None:
+    assert "--cache-ram 1 " in line(rendered(binary, kv_offload_bytes=1 << 20))
+    assert "--cache-ram 0 " in line(rendered(binary, kv_offload_bytes=0))
+
+
+def test_the_name_of_a_tool_call_parser_is_not_expressible(binary: Installation) -> None:
+    made = rendered(binary, tool_call_parser="hermes")
+    assert "--jinja " in line(made)
+    assert made.not_expressible == ("tool_call_parser",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "left"),
+    [
+        ({"method": "ngram", "prompt_lookup_max": 4}, "--spec-ngram-simple-size-n 4 ", ()),
+        ({"method": "ngram", "prompt_lookup_min": 4}, "--spec-ngram-simple-size-n 4 ", ()),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 4}, "-size-n 4 ", ()),
+        ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}, "-size-n 4 ",
+         ("speculative.prompt_lookup_min",)),
+        ({"method": "ngram", "size_n": 3, "prompt_lookup_max": 4}, "-size-n 3 ",
+         ("speculative.prompt_lookup_max",)),
+        ({"method": "ngram", "min_tokens": 2, "p_min": 0.5, "model": "/d"}, "--spec-type ngram-simple ",
+         ("speculative.min_tokens", "speculative.p_min", "speculative.model")),
+        ({"method": "ngram-mod", "min_hits": 2, "min_tokens": 3}, "--spec-ngram-mod-n-min 3 ",
+         ("speculative.min_hits",)),
+        ({"method": "ngram-cache", "size_n": 2}, "--spec-type ngram-cache ", ("speculative.size_n",)),
+        ({"method": "draft", "model": "/d", "p_min": 0.5, "prompt_lookup_min": 2},
+         "--spec-draft-p-min 0.5 ", ("speculative.prompt_lookup_min",)),
+    ],
+)  # fmt: skip
+def test_a_figure_of_speculation_that_the_method_lacks_is_not_expressible(
+    binary: Installation, asked: dict[str, Any], flags: str, left: tuple[str, ...]
+) -> None:
+    made = rendered(binary, speculative=asked)
+    assert flags in line(made)
+    assert made.not_expressible == left
+
+
+@pytest.mark.parametrize(
+    "levers",
+    [
+        {"max_num_batched_tokens": 2**31}, {"ubatch_tokens": 2**31}, {"threads": 2**31},
+        {"cache_reuse_tokens": 2**31}, {"gpu_layers": 2**31}, {"max_num_seqs": 2**31},
+        {"kv_offload_bytes": 2**51}, {"kv_cache_tokens": 2**31, "kv_unified": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_number_that_does_not_fit_in_32_bits_is_refused(
+    binary: Installation, levers: dict[str, Any]
+) -> None:
+    made = rendered(binary, **levers)
+    assert set(codes(made)) == {"above_int32"}
+    assert made.violations[0].message.startswith(f"{next(iter(levers))} is ")
+    assert "2147483647" in made.violations[0].message
+    assert codes(rendered(binary, **{k: v if v is True else 2**31 - 1 for k, v in levers.items()})) in (
+        [],
+        ["kv_offload_bytes"],
+    )
+
+
+def test_what_cannot_be_used_is_refused_with_its_reason(binary: Installation) -> None:
+    extras = {"broken": "the variable LLAMA_SERVER points to /nope", "remedy": "unset it", "embedded": False}
+    made = rendered(Installation("llama-server", "llamacpp", "", ("/nope",), (), extras=extras), threads=1)
+    assert [(v.code, v.message, v.remedy) for v in made.violations] == [
+        ("engine_broken", "the variable LLAMA_SERVER points to /nope", "unset it")
+    ]
+    assert made.not_expressible == ()
 
 
 def test_raw_arguments_that_are_free_come_last(binary: Installation) -> None:

@@ -28,11 +28,14 @@ def slot_context(ctx_size: int, slots: int, *, unified: bool, per_slot: int = 0)
 
 
 def check(plan: Plan, installation: Installation) -> list[Violation]:
-    """All at once; empty where llama-server would take the plan."""
+    """All at once; empty where llama-server would take the plan. `model.context_length` is what the engine
+    will believe: the file's, or what `--override-kv` puts in its place."""
+    if installation.extras.get("broken"):
+        return []
     levers = {name: d.value for name, d in plan.levers.items()}
     found: list[Violation] = []
     found += _sizes(levers)
-    found += _context(levers, plan.model, plan.processes[0].argv if plan.processes else ())
+    found += _context(levers, plan.model, overrides=installation.flag("--override-kv") is not None)
     found += _cache(levers, installation)
     found += _speculation(levers.get("speculative"), plan.model)
     found += _template(levers.get("chat_template"))
@@ -68,18 +71,22 @@ def _sizes(levers: Mapping[str, Any]) -> list[Violation]:
     return found
 
 
-def _context(levers: Mapping[str, Any], model: Mapping[str, Any], argv: tuple[str, ...]) -> list[Violation]:
+def _context(levers: Mapping[str, Any], model: Mapping[str, Any], *, overrides: bool) -> list[Violation]:
     length, slots = levers.get("max_model_len"), levers.get("max_num_seqs") or 1
     found = []
     trained = model.get("context_length")
-    stretched = any(a.startswith(("--rope-", "--yarn-")) for a in argv)
-    if length and trained and length > trained and not stretched:
+    if length and trained and length > trained:
+        key = f"{model.get('architecture') or 'ARCHITECTURE'}.context_length"
+        more = (
+            "; where the model is known to hold more, "
+            f"--set 'engine_args.llamacpp=[--override-kv, {key}=int:{length}]' says so"
+        )
         found.append(
             Violation(
                 "context_above_model",
-                f"max_model_len is {length} tokens and the model was trained for {trained}: "
-                "llama.cpp would cap each slot there",
-                f"use --set max_model_len={trained}, or stretch it with --rope-scaling in engine_args",
+                f"max_model_len is {length} tokens and the model has {trained}: "
+                "llama.cpp cuts every slot to that, with RoPE scaling too",
+                f"use --set max_model_len={trained}" + (more if overrides else ""),
             )
         )
     pool = levers.get("kv_cache_tokens")

@@ -5,13 +5,14 @@ server, out of the xllamacpp package, in a process of its own. What is different
 
 - The first SIGTERM or SIGINT closes the listening socket and lets running requests finish, then exits 0.
   llama-server cuts them and hangs. A second signal exits 1 at once.
-- While the model loads, and until a moment after /health first says 200, both signals end the process at
-  once, as llama-server's do.
+- While the model loads, the first signal is noted and obeyed as soon as the model is loaded, with 0; a
+  second of its kind ends the process at once. So no signal after the first 200 of /health is lost or fatal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import os
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines.llamacpp.embedded_args import (
+    EMBEDDED_MARK,
     EmbeddedFlag,
     EnumName,
     Refused,
@@ -50,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     _fill_standard_streams()
     for number in _STOP_SIGNALS:
-        # loading holds the interpreter's lock, so a Python handler would run only after it
         signal.signal(number, signal.SIG_DFL)
     try:
         import xllamacpp.xllamacpp as library
@@ -79,20 +80,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(library: ModuleType, settings: dict[str, Any]) -> int:
+    print(f"{EMBEDDED_MARK} {_version()}", file=sys.stderr, flush=True)
     params = library.CommonParams()
     # llama-server's own default; the library's is any free port
     apply(params, {"port": 8080} | settings, library)
+    wake, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    _note_signals(once=True)
     try:
         server = [library.Server(params)]
     except (RuntimeError, OSError) as e:
         # the library has logged the cause; leaving by the door lets its log thread write it out
         print(f"error: {e}", file=sys.stderr)
         return 1
-    wake, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
+    _note_signals(once=False)
+    _await_main_loop(server[0])
     _await_signal(wake, None)
     tail = server[0].listening_address.rpartition(":")[2]
     port = int(tail) if tail.isdigit() else -1
@@ -108,6 +111,32 @@ def _serve(library: ModuleType, settings: dict[str, Any]) -> int:
     faulthandler.dump_traceback_later(_CLEANUP_LIMIT_S, exit=True, file=2)
     server.clear()
     return 0
+
+
+def _await_main_loop(server: Any) -> None:
+    """Until the server's loop runs: one that is told to end before it began would never end."""
+    if "not_supported_error" in server.handle_metrics():
+        # without --metrics nothing that goes through the loop can be asked from here
+        time.sleep(_WINDOW_S)
+
+
+def _note_signals(*, once: bool) -> None:
+    """The stop signals are written to the wake-up pipe; with `once`, a second of a kind ends the process.
+
+    Loading holds the interpreter's lock and the server answers before it gives the lock back, so what a
+    signal does until then must be settled before, without Python: the interpreter's own handler in C writes
+    to the pipe, and System V's rule for handlers takes it away after its first signal.
+    """
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
+        if not once:
+            continue
+        libc = ctypes.CDLL(None)
+        one_shot = getattr(libc, "sysv_signal", None)
+        if one_shot is not None:
+            for call in (libc.signal, one_shot):
+                call.argtypes, call.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+            one_shot(number, libc.signal(number, None))
 
 
 class _LoadMeter:

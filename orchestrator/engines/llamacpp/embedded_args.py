@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).parent / "embedded_flags.yaml"
+EMBEDDED_MARK = "llmserve: embedded llama.cpp over xllamacpp"
+"""How the embedded server's log begins: it tells the log apart from llama-server's."""
 
 _INT32 = 2**31
 _FILE_LIMIT_BYTES = 4 << 20

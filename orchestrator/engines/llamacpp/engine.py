@@ -56,6 +56,11 @@ class LlamaCpp:
     ) -> list[Installation]:
         return probe.installations(configured, env)
 
+    def survey(
+        self, configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
+    ) -> list[Installation]:
+        return probe.survey(configured, env)
+
     async def health(self, client: httpx.AsyncClient, base_url: str) -> Health:
         return await health.health(client, base_url)
 

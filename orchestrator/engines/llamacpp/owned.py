@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.engines.base import Flag, Installation, RenderRequest
+from orchestrator.engines.base import Flag, Installation, RenderRequest, flag_names
 from orchestrator.plan import Violation
 
 OWNED: dict[str, str] = {
@@ -80,11 +80,13 @@ _ALLOWED_VARIABLES = ("LLAMA_API_KEY",)
 
 
 def owned_violations(request: RenderRequest) -> list[Violation]:
-    """Refusals for `engine_args` and `env`: owned flags, removed ones, unknown ones, stray words."""
+    """Refusals for `engine_args` and `env`: owned flags, removed ones, unknown ones, stray words, and flags
+    without their value."""
     installation = request.installation
     found: list[Violation] = []
-    words = iter(request.engine_args)
-    for word in words:
+    words = list(request.engine_args)
+    while words:
+        word = words.pop(0)
         name, equals, _ = word.partition("=")
         if not name.startswith("-"):
             found.append(
@@ -121,8 +123,24 @@ def owned_violations(request: RenderRequest) -> list[Violation]:
                     f"write it as two items: {name}, {word.partition('=')[2]}",
                 )
             )
-        if not equals and (flag.takes_value if flag else owned is not None and _takes_value(owned)):
-            next(words, None)
+        if equals:
+            continue
+        follows = bool(words) and installation.flag(words[0].replace("_", "-")) is None
+        if flag is None:
+            # what follows a flag that is refused is taken for its value
+            if follows and not flag_names(words[:1]):
+                words.pop(0)
+        elif flag.takes_value and follows:
+            words.pop(0)
+        elif flag.takes_value and owned is None:
+            found.append(
+                Violation(
+                    "missing_value",
+                    f"engine_args: {name} takes a value, and "
+                    + (f"the flag {words[0]} follows" if words else "nothing follows"),
+                    f"give the value as the next item: [{name}, VALUE], or take {name} out",
+                )
+            )
     variables = installation.extras.get("variables", {})
     for variable in request.env:
         owned = None
@@ -144,10 +162,6 @@ def owner(spelling: str, installation: Installation) -> str | None:
         if positive in OWNED:
             return positive
     return None
-
-
-def _takes_value(owned: str) -> bool:
-    return not (OWNED[owned] == "" or owned in ("--kv-unified", "--cache-prompt", "--jinja"))
 
 
 def _owned(what: str, owned: str) -> Violation:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,38 +38,90 @@ _BESIDE = ("", "bin", "build/bin")
 
 
 def installations(configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) -> list[Installation]:
-    """Every llama.cpp that can be started, best first.
+    """Every llama.cpp that can be asked for, best first.
 
-    Raises LlmserveError where a configured entry, or `LLAMA_SERVER`, names what is no llama-server. A broken
-    one that merely lies on PATH is passed over.
+    What `LLAMA_SERVER` names, and an installed xllamacpp, is among them where it cannot be used too: with
+    `broken` and `remedy` in its `extras`, so that a plan for it is refused with the reason. A broken one that
+    merely lies on PATH is passed over. Raises LlmserveError where a configured entry is broken.
     """
+    found = _survey(configured, env, on_path_too=False)
+    for i in found:
+        if i.extras.get("broken") and i.name in configured:
+            raise refused("engine_broken", i.extras["broken"], i.extras["remedy"])
+    return found
+
+
+def survey(configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) -> list[Installation]:
+    """As `installations`, with everything that is broken among them. Raises nothing."""
+    return _survey(configured, env, on_path_too=True)
+
+
+def _survey(
+    configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str], *, on_path_too: bool
+) -> list[Installation]:
     found: list[Installation] = []
     seen: set[str] = set()
 
-    def add(name: str, program: Path, asked_by: str, own_env: Mapping[str, str]) -> None:
-        if str(program.resolve()) not in seen:
-            found.append(probe_binary(name, program, env, asked_by, own_env))
+    def look(name: str, path: Any, asked_by: str, remedy: str, own_env: Mapping[str, str]) -> None:
+        try:
+            program = _program(path, asked_by)
             seen.add(str(program.resolve()))
+            found.append(probe_binary(name, program, env, asked_by, own_env))
+        except LlmserveError as e:
+            found.append(_unusable(name, str(path), e.message, remedy))
 
     for name, entry in configured.items():
-        program = _program(entry.get("path"), f"engine {name!r} in engines.yaml")
-        # two entries may name one program with different environments
-        found.append(probe_binary(name, program, env, f"engine {name!r}", entry.get("env") or {}))
-        seen.add(str(program.resolve()))
-    names = {i.name for i in found}
-    if env.get("LLAMA_SERVER"):
-        program = _program(env["LLAMA_SERVER"], "the variable LLAMA_SERVER")
-        add(_free(BINARY, names), program, "the variable LLAMA_SERVER", {})
+        remedy = f"correct `path` of {name} in {folders.config_dir() / 'engines.yaml'}, or remove the entry"
+        look(name, entry.get("path"), f"engine {name!r} in engines.yaml", remedy, entry.get("env") or {})
+    given = env.get("LLAMA_SERVER")
+    if given and not _is_seen(given, seen):
+        look(_free(BINARY, _names(found)), given, "the variable LLAMA_SERVER", _UNSET_VARIABLE, {})
     on_path = shutil.which(BINARY, path=env.get("PATH"))
-    if on_path is not None:
+    if on_path is not None and not _is_seen(on_path, seen):
+        look(_free(BINARY, _names(found)), str(Path(on_path).absolute()), "PATH", "remove it, or mend it", {})
         # nobody asked for this one by name, and another may serve
-        with contextlib.suppress(LlmserveError):
-            add(_free(BINARY, {i.name for i in found}), Path(on_path).absolute(), "PATH", {})
+        if found[-1].extras.get("broken") and not on_path_too:
+            found.pop()
     if all(i.argv != EMBEDDED_ARGV for i in found):
-        with contextlib.suppress(LlmserveError):
-            embedded = probe_embedded(_free(EMBEDDED, {i.name for i in found}))
-            found += [embedded] if embedded is not None else []
-    return found
+        embedded = _embedded(_free(EMBEDDED, _names(found)))
+        found += [embedded] if embedded is not None else []
+    return [_with_another(i, found) for i in found]
+
+
+_UNSET_VARIABLE = "correct LLAMA_SERVER, or unset it"
+
+
+def _names(found: Sequence[Installation]) -> set[str]:
+    return {i.name for i in found}
+
+
+def _is_seen(path: str, seen: set[str]) -> bool:
+    try:
+        return str(_program(path, "").resolve()) in seen
+    except LlmserveError:
+        return False
+
+
+def _embedded(name: str) -> Installation | None:
+    try:
+        return probe_embedded(name)
+    except LlmserveError as e:
+        remedy = "reinstall it: pip install --force-reinstall --no-deps xllamacpp"
+        return replace(_unusable(name, "xllamacpp", e.message, remedy), argv=EMBEDDED_ARGV)
+
+
+def _unusable(name: str, path: str, why: str, remedy: str) -> Installation:
+    embedded = path == "xllamacpp"
+    extras = {"broken": why, "remedy": remedy, "path": path, "embedded": embedded}
+    return Installation(name, KIND, "", (path,), (), extras=extras)
+
+
+def _with_another(i: Installation, found: Sequence[Installation]) -> Installation:
+    """A broken one's remedy also names a working one that can be asked for instead."""
+    working = next((other.name for other in found if not other.extras.get("broken")), None)
+    if not i.extras.get("broken") or working is None:
+        return i
+    return replace(i, extras=i.extras | {"remedy": f"{i.extras['remedy']}; or choose --engine {working}"})
 
 
 def probe_binary(
@@ -221,7 +273,7 @@ def _broken(asked_by: str, path: Path, what: str) -> LlmserveError:
     return refused(
         "engine_broken",
         f"{asked_by} points to {path}, which cannot be used: {what}",
-        "correct the path, or remove the entry; `llmserve engines list` shows what is found",
+        "`llmserve engines list` shows what is found",
     )
 
 

@@ -7,10 +7,14 @@ from typing import Any
 
 from orchestrator.engines.base import Installation, Rendered, RenderRequest
 from orchestrator.engines.llamacpp.owned import owned_violations
+from orchestrator.levers import LEVERS
 from orchestrator.plan import Decision, ProcessPlan, Violation
 
 CACHE_TYPES = {"fp32": "f32", "float32": "f32", "fp16": "f16", "float16": "f16", "half": "f16", "auto": "f16"}
 """vLLM's names of cache types in llama.cpp's words; any other name is passed on as it is."""
+
+INT32_MOST = 2**31 - 1
+"""llama-server reads its whole numbers with C++'s stoi."""
 
 NGRAM_METHODS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 _METHODS = {
@@ -21,6 +25,7 @@ _METHODS = {
     "mtp": "draft-mtp",
 }
 
+_MIB = 1 << 20
 _UNSET: tuple[Any, ...] = (None, False, "off", "auto", "none", (), [])
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
@@ -48,6 +53,7 @@ class Line:
         self.installation = installation
         self.argv: list[str] = list(installation.argv)
         self.missing: list[str] = []
+        self.violations: list[Violation] = []
 
     def lists(self, flag: str) -> bool:
         return self.installation.flag(flag) is not None
@@ -59,16 +65,27 @@ class Line:
             if lever:
                 self.missing.append(lever)
             return False
+        if isinstance(value, int) and value > INT32_MOST:
+            self.violations.append(
+                Violation(
+                    "above_int32",
+                    f"{lever or flag} is {value}: {flag} takes {INT32_MOST} at most",
+                    f"lower it with --set {lever}=N" if lever in LEVERS else f"lower {lever or flag}",
+                )
+            )
         self.argv += [flag] if value is None else [flag, str(value)]
         return True
 
 
 def render(request: RenderRequest) -> Rendered:
-    """One process of role "server" on port "http"; see the contract's lever table for the mapping.
+    """One process of role "server" on port "http"; see the contract's lever table for the mapping. What an
+    installation that is there and cannot be used would be asked to do is one violation.
 
     Context is per request: without a unified pool the line multiplies it by the slots. What the plan owns
     is refused in `engine_args` and `env`, in every spelling the installation has for it.
     """
+    if request.installation.extras.get("broken"):
+        return _broken(request)
     levers = {name: d.value for name, d in request.levers.items()}
     line = Line(request.installation)
     line.add("--model", request.model_path)
@@ -85,7 +102,8 @@ def render(request: RenderRequest) -> Rendered:
     _compute(line, levers)
     env = _devices(line, levers)
     _chat(line, levers)
-    violations = _speculation(line, levers.get("speculative"))
+    _speculation(line, levers.get("speculative"))
+    violations = line.violations
     if request.api_key_file is not None and not line.add("--api-key-file", request.api_key_file):
         violations.append(
             Violation(
@@ -108,21 +126,32 @@ def render(request: RenderRequest) -> Rendered:
     return Rendered((process,), tuple(missing), tuple(violations))
 
 
+def _broken(request: RenderRequest) -> Rendered:
+    problem = request.installation.extras
+    process = ProcessPlan(
+        "server", request.installation.argv, ports={"http": request.port}, bound=request.host
+    )
+    violation = Violation("engine_broken", problem["broken"], problem["remedy"])
+    return Rendered((process,), (), (violation,))
+
+
 def _context(line: Line, levers: Mapping[str, Any]) -> None:
     slots = levers.get("max_num_seqs") or 1
     length = levers.get("max_model_len") or 0
-    line.add("--parallel", slots)
+    line.add("--parallel", slots, lever="max_num_seqs")
     if levers.get("kv_unified"):
         if not line.add("--kv-unified", lever="kv_unified"):
-            line.add("--ctx-size", length * slots)
+            line.add("--ctx-size", str(length * slots))
             return
-        line.add("--ctx-size", levers.get("kv_cache_tokens") or length * slots)
+        pool = levers.get("kv_cache_tokens")
+        line.add("--ctx-size", pool or str(length * slots), lever="kv_cache_tokens")
         if length:
-            line.add("--kv-unified-per-slot", length)
+            line.add("--kv-unified-per-slot", str(length))
         return
     # builds that know only --kv-unified leave it off once --parallel is given
     line.add("--no-kv-unified")
-    line.add("--ctx-size", length * slots)
+    # as text: `checks` says which of the two factors makes the product too large
+    line.add("--ctx-size", str(length * slots))
 
 
 def _batch(line: Line, levers: Mapping[str, Any]) -> None:
@@ -149,8 +178,23 @@ def _cache(line: Line, levers: Mapping[str, Any]) -> None:
         lever = "cache_reuse_tokens" if levers["cache_reuse_tokens"] else ""
         line.add("--cache-reuse", levers["cache_reuse_tokens"], lever=lever)
     if levers.get("kv_offload_bytes") is not None:
-        lever = "kv_offload_bytes" if levers["kv_offload_bytes"] else ""
-        line.add("--cache-ram", levers["kv_offload_bytes"] >> 20, lever=lever)
+        _prompt_cache(line, levers["kv_offload_bytes"])
+
+
+def _prompt_cache(line: Line, size_bytes: int) -> None:
+    """The host's prompt cache, which llama-server counts in MiB alone."""
+    below, rest = divmod(size_bytes, _MIB)
+    if not rest:
+        line.add("--cache-ram", below, lever="kv_offload_bytes" if size_bytes else "")
+        return
+    line.violations.append(
+        Violation(
+            "kv_offload_bytes",
+            f"kv_offload_bytes is {size_bytes}, and llama.cpp keeps its prompt cache in whole MiB",
+            f"use --set kv_offload_bytes={f'{below}MiB' if below else '0'}, "
+            f"or --set kv_offload_bytes={below + 1}MiB",
+        )
+    )
 
 
 def _compute(line: Line, levers: Mapping[str, Any]) -> None:
@@ -194,8 +238,12 @@ def _devices(line: Line, levers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat(line: Line, levers: Mapping[str, Any]) -> None:
-    if levers.get("tool_call_parser") not in _UNSET:
+    parser = levers.get("tool_call_parser")
+    if parser not in _UNSET:
+        # tool calls are read by the model's own template: there is no parser to name
         line.add("--jinja", lever="tool_call_parser")
+        if parser != "jinja":
+            line.missing.append("tool_call_parser")
     if levers.get("reasoning_parser") is not None:
         name = "none" if levers["reasoning_parser"] in (False, "off") else levers["reasoning_parser"]
         known = line.installation.flag("--reasoning-format")
@@ -207,51 +255,63 @@ def _chat(line: Line, levers: Mapping[str, Any]) -> None:
         line.add("--chat-template-file", levers["chat_template"], lever="chat_template")
 
 
-def _speculation(line: Line, asked: Any) -> list[Violation]:
+def _speculation(line: Line, asked: Any) -> None:
+    """The method and its figures; a figure that the method does not have is `speculative.FIGURE` among what
+    is not expressible."""
     if asked in _UNSET:
-        return []
+        return
     value = asked if isinstance(asked, Mapping) else {"method": asked}
     method = spec_method(value)
     known = line.installation.flag("--spec-type")
     offered = known.choices if known else ("draft-simple",) if line.lists("--model-draft") else ()
     if method not in offered:
         offers = ", ".join(o for o in offered if o != "none") or "none"
-        return [
+        line.violations.append(
             Violation(
                 "speculative_method",
                 f"speculative.method {value.get('method')!r}: this llama.cpp ({line.installation.version}) "
                 f"does not offer it; it offers {offers}",
                 "choose one of those with --set speculative='{method: ...}', or --set speculative=off",
             )
-        ]
+        )
+        return
     if known is not None:
         line.add("--spec-type", method)
-    for flag, number in _speculation_numbers(line, method, value):
-        line.add(flag, number)
-    return []
+    flags = _speculation_flags(line, method)
+    figures = {k: v for k, v in value.items() if k != "method" and v is not None}
+    if "size_n" in flags:
+        figures = _looked_up(figures)
+    for key, flag in flags.items():
+        if key in figures:
+            line.add(flag, figures[key], lever=f"speculative.{key}")
+    line.missing += [f"speculative.{key}" for key in figures if key not in flags]
 
 
-def _speculation_numbers(line: Line, method: str, value: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The method's own flags, for those of its figures that were given."""
+def _looked_up(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's two lengths of the run that is looked up as the one that llama.cpp has, where they are one."""
+    lengths = {figures[k] for k in ("size_n", "prompt_lookup_min", "prompt_lookup_max") if k in figures}
+    if len(lengths) != 1:
+        chosen = figures.get("size_n", figures.get("prompt_lookup_max"))
+        kept = {k: v for k, v in figures.items() if not k.startswith("prompt_lookup_") or v != chosen}
+        return kept if chosen is None else kept | {"size_n": chosen}
+    rest = {k: v for k, v in figures.items() if not k.startswith("prompt_lookup_")}
+    return rest | {"size_n": lengths.pop()}
+
+
+def _speculation_flags(line: Line, method: str) -> dict[str, str]:
+    """The flags of a method by the figure that each takes."""
     drafted = "--spec-draft-n-max" if line.lists("--spec-draft-n-max") else "--draft-max"
     if method not in NGRAM_METHODS:
         least = "--spec-draft-n-min" if line.lists("--spec-draft-n-min") else "--draft-min"
-        pairs = [("--model-draft", "model"), (drafted, "num_tokens"), (least, "min_tokens")]
-        pairs += [("--spec-draft-p-min", "p_min")]
-    elif method == "ngram-mod":
-        pairs = [
-            (f"--spec-ngram-mod-n-{part}", key)
-            for part, key in (("max", "num_tokens"), ("min", "min_tokens"), ("match", "size_n"))
-        ]
-    elif method == "ngram-cache":
-        pairs = [(drafted, "num_tokens")]
-    else:
-        pairs = [
-            (f"--spec-{method}-{part}", key)
-            for part, key in (("size-n", "size_n"), ("size-m", "num_tokens"), ("min-hits", "min_hits"))
-        ]
-    given = {"size_n": value.get("prompt_lookup_max"), **value}
-    return [(flag, given[key]) for flag, key in pairs if given.get(key) is not None]
+        draft = "--model-draft"
+        return {"model": draft, "num_tokens": drafted, "min_tokens": least, "p_min": "--spec-draft-p-min"}
+    if method == "ngram-mod":
+        parts = {"num_tokens": "max", "min_tokens": "min", "size_n": "match"}
+        return {key: f"--spec-ngram-mod-n-{part}" for key, part in parts.items()}
+    if method == "ngram-cache":
+        return {"num_tokens": drafted}
+    parts = {"size_n": "size-n", "num_tokens": "size-m", "min_hits": "min-hits"}
+    return {key: f"--spec-{method}-{part}" for key, part in parts.items()}
 
 
 def _wordless(levers: Mapping[str, Decision]) -> list[str]:
