@@ -212,6 +212,18 @@ class Foreground:
         self.cli = Cli(home)
         self.args = ("launch", "--goal", "edge", "--model", model, "--name", "fg", "--foreground")
 
+    def start(self) -> subprocess.Popen[str]:
+        """Begun, and holding the lock: a command that looks for it sooner would start a daemon."""
+        launch = self.cli.popen(*self.args)
+        wait_until(lambda: launch.poll() is not None or self.holder() == launch.pid)
+        return launch
+
+    def holder(self) -> int | None:
+        try:
+            return int(json.loads((self.cli.home / "state/daemon.lock").read_text())["pid"])
+        except (OSError, ValueError):
+            return None
+
     def ready(self) -> dict:
         wait_until(lambda: (self.cli.home / "state/deployments/fg/state.json").exists())
         wait_until(lambda: self.cli.ok("status", "fg")["state"] == "ready")
@@ -222,8 +234,10 @@ class Foreground:
 
 
 @pytest.fixture
-def fg(tmp_path: Path, model: str) -> Foreground:
-    return Foreground(tmp_path / "fg", model)
+def fg(tmp_path: Path, model: str) -> Iterator[Foreground]:
+    fg = Foreground(tmp_path / "fg", model)
+    yield fg
+    assert fg.cli("daemon", "stop", "--all").code == 0
 
 
 def test_a_foreground_refused_for_its_name_leaves_that_server_alone(
@@ -239,13 +253,13 @@ def test_a_foreground_refused_for_its_name_leaves_that_server_alone(
 
 
 def test_a_foreground_killed_with_its_engine_can_be_begun_anew(fg: Foreground) -> None:
-    first = fg.cli.popen(*fg.args)
+    first = fg.start()
     found = fg.ready()
     first.kill()
     first.communicate(timeout=30)
     for p in (shim_pid(found), pid(found)):
         os.kill(p, signal.SIGKILL)
-    second = fg.cli.popen(*fg.args)
+    second = fg.start()
     try:
         wait_until(lambda: pid(fg.ready()) != pid(found))
     finally:
@@ -256,7 +270,7 @@ def test_a_foreground_killed_with_its_engine_can_be_begun_anew(fg: Foreground) -
 
 
 def test_a_foreground_takes_in_no_other_launch(fg: Foreground, model: str) -> None:
-    launch = fg.cli.popen(*fg.args)
+    launch = fg.start()
     try:
         fg.ready()
         other = fg.cli("launch", "--goal", "edge", "--model", model, "--name", "third", "--json")
@@ -268,7 +282,7 @@ def test_a_foreground_takes_in_no_other_launch(fg: Foreground, model: str) -> No
 
 
 def test_an_interrupt_before_ready_is_130_and_leaves_nothing(fg: Foreground) -> None:
-    launch = fg.cli.popen(*fg.args)
+    launch = fg.start()
     wait_until((fg.cli.home / "state/deployments/fg/server/shim.json").exists)
     launch.send_signal(signal.SIGINT)
     _, err = launch.communicate(timeout=60)
@@ -277,7 +291,7 @@ def test_an_interrupt_before_ready_is_130_and_leaves_nothing(fg: Foreground) -> 
 
 
 def test_a_second_interrupt_cuts_the_drain(fg: Foreground) -> None:
-    launch = fg.cli.popen(*fg.args)
+    launch = fg.start()
     found = fg.ready()
     with httpx.stream("POST", **endless(found["endpoint"], found["served_model"])) as stream:
         lines = stream.iter_lines()
@@ -303,6 +317,7 @@ def test_a_foreground_outlives_its_terminal_and_ends_well(fg: Foreground) -> Non
     )
     os.close(child_side)
     os.close(terminal)
+    wait_until(lambda: fg.holder() == launch.pid)
     found = fg.ready()
     launch.send_signal(signal.SIGTERM)
     assert launch.wait(timeout=60) == 0

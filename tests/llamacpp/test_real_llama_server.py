@@ -16,7 +16,9 @@ ENGINE = LlamaCpp()
 
 @pytest.fixture
 def llama_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
-    assert os.environ.get("LLAMA_SERVER"), "set LLAMA_SERVER to a llama-server, or its folder"
+    program = os.environ.get("LLMSERVE_TEST_LLAMA_SERVER")
+    assert program, "set LLMSERVE_TEST_LLAMA_SERVER to what scripts/llama-server prints"
+    monkeypatch.setenv("LLAMA_SERVER", program)
     monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
     return next(i for i in ENGINE.installations({}, os.environ) if not i.extras["embedded"])
 
