@@ -157,7 +157,7 @@ class _Foreground:
         self.name, self.plan, self.strict, self.as_json = name, plan, strict, as_json
         self.deployment: Deployment | None = None
         self.error: Exception | None = None
-        self.interrupted = False
+        self.ready = self.interrupted = False
 
     async def keep(self, supervisor: Supervisor, over: asyncio.Event) -> None:
         """Launch, say when it is ready, and return when it has ended; `error` is how."""
@@ -169,7 +169,6 @@ class _Foreground:
 
     async def _keep(self, supervisor: Supervisor, over: asyncio.Event) -> None:
         import os
-        import signal
 
         from orchestrator.cli.follow import OVER, show_ready, started
         from orchestrator.cli.output import emit, terminal
@@ -187,9 +186,9 @@ class _Foreground:
             await deployment.wait_change(deployment.revision, 30)
         status = deployment.status()
         if over.is_set() and status["state"] == "stopped":
-            self.interrupted = supervisor.ended_by == signal.SIGINT
             return
         started(status, self.strict)
+        self.ready = True
         with terminal():
             if self.as_json:
                 emit(status)
@@ -203,10 +202,12 @@ class _Foreground:
     async def end(self, supervisor: Supervisor, hurry: asyncio.Event) -> None:
         """Stop what this process launched, nothing else; at once when `hurry` is set."""
         import asyncio
+        import signal
 
         from orchestrator.cli.output import terminal
         from orchestrator.cli.stop import told
 
+        self.interrupted = not self.ready and supervisor.ended_by == signal.SIGINT
         if self.deployment is None:
             return
         stopping = asyncio.ensure_future(self.deployment.stop())

@@ -226,6 +226,15 @@ class Run:
         if self.leader is not None:
             await shim_client.wait_dead(self.leader)
 
+    async def _while_clearing(self, shim_dead: asyncio.Future[None]) -> None:
+        """Give the shim its time while it has a tree to empty, and a moment more to write that down."""
+        deadline = steady_now() + _SHIM_CLEARS_S
+        while not shim_dead.done() and steady_now() < deadline:
+            busy = bool(await asyncio.to_thread(self.members))
+            await asyncio.wait({shim_dead}, timeout=0.2 if busy else _SHIM_ENDS_S)
+            if not busy:
+                return
+
     async def end(self, on_shim_lost: Callable[[], None], on_leader_dead: Callable[[], None]) -> Ending:
         """Wait for the end of the run and see that nothing is left. Says what happens on the way."""
         if self.leader is not None and self.shim is not None:
@@ -237,7 +246,7 @@ class Run:
                     on_shim_lost()
                 await leader_dead
                 on_leader_dead()
-                await asyncio.wait({shim_dead}, timeout=_SHIM_CLEARS_S)
+                await self._while_clearing(shim_dead)
                 for signum in (signal.SIGTERM, signal.SIGKILL):
                     # frozen, or waiting for room on a full disk: its work is taken over below
                     if not shim_dead.done() and self.shim.signal(signum):
