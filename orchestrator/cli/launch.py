@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from orchestrator.machine import Machine
     from orchestrator.plan import Plan
-    from orchestrator.supervisor.deployment import Deployment
     from orchestrator.supervisor.supervisor import Supervisor
 
 
@@ -155,7 +154,7 @@ class _Foreground:
 
     def __init__(self, name: str, plan: Plan, strict: bool, as_json: bool) -> None:
         self.name, self.plan, self.strict, self.as_json = name, plan, strict, as_json
-        self.deployment: Deployment | None = None
+        self.mine = False
         self.error: Exception | None = None
         self.ready = self.interrupted = False
 
@@ -176,7 +175,9 @@ class _Foreground:
 
         began = time.monotonic()
         await supervisor.settle(self.name)
-        deployment = self.deployment = await supervisor.launch(self.name, self.plan, os.environ)
+        there = supervisor.deployments.get(self.name)
+        self.mine = there is None or there.life.state in ENDED  # else launch refuses the name
+        deployment = await supervisor.launch(self.name, self.plan, os.environ)
         phase = None
         while deployment.life.state not in OVER:
             if deployment.life.phase != phase:
@@ -208,13 +209,14 @@ class _Foreground:
         from orchestrator.cli.stop import told
 
         self.interrupted = not self.ready and supervisor.ended_by == signal.SIGINT
-        if self.deployment is None:
+        deployment = supervisor.deployments.get(self.name) if self.mine else None
+        if deployment is None:
             return
-        stopping = asyncio.ensure_future(self.deployment.stop())
+        stopping = asyncio.ensure_future(deployment.stop())
         hurrying = asyncio.ensure_future(hurry.wait())
         await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopping.done() and self.deployment.run is not None:
-            await self.deployment.run.kill()
+        if not stopping.done() and deployment.run is not None:
+            await deployment.run.kill()
         hurrying.cancel()
         report = await stopping
         with terminal() as out:
