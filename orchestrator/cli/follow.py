@@ -17,7 +17,7 @@ _PHASES = {"fetch": "fetching", "load": "loading the model", "compile": "compili
 def until_ready(client: Client, status: dict[str, Any], weights_bytes: int | None = None) -> dict[str, Any]:
     """Follow a start to its end: ready, degraded, failed or stopped. Shows progress on stderr.
 
-    Never gives up by itself: the daemon ends a start, by the engine's exit or the profile's cap.
+    No time-out of its own: a start ends by the engine's exit or by the profile's cap.
     """
     from orchestrator.cli.output import notes
 
@@ -28,11 +28,11 @@ def until_ready(client: Client, status: dict[str, Any], weights_bytes: int | Non
     if live:
         live.start()
     try:
-        while status["state"] not in OVER:
+        while status["state"] not in OVER and not gave_up(status):
             line = _line(status, weights_bytes)
             if live:
                 live.update(f"{line} [dim]{time.monotonic() - began:.0f} s[/]")
-            elif line.split(" · ")[0] != shown:
+            elif line.split(" · ")[0] != shown and status["state"] != "backoff":
                 shown = line.split(" · ")[0]
                 console.print(f"{time.monotonic() - began:5.1f} s  {line}", soft_wrap=True)
             status = client.status(name, after=status["revision"], wait_s=0.5)
@@ -42,12 +42,18 @@ def until_ready(client: Client, status: dict[str, Any], weights_bytes: int | Non
     return status
 
 
+def gave_up(status: dict[str, Any]) -> bool:
+    """A start whose engine exited: the daemon tries again, but whoever waits is told now."""
+    failure = status["last_failure"] or {}
+    return bool(status["state"] == "backoff" and failure.get("retry") == "backoff")
+
+
 def _line(status: dict[str, Any], weights_bytes: int | None) -> str:
     phase = _PHASES.get(status["phase"] or "", status["phase"] or status["state"])
     if status["state"] == "backoff":
         failure = status["last_failure"] or {}
         return f"{failure.get('class')}: next try in {status['retry_in_s']} s"
-    if status["state"] in ("unhealthy", "stopping"):
+    if status["reason"] or status["state"] in ("unhealthy", "stopping"):
         return f"{status['state']}: {status['reason']}"
     resident = status["processes"][0].get("resident_bytes")
     if status["phase"] == "load" and resident and weights_bytes:
@@ -59,11 +65,14 @@ def _line(status: dict[str, Any], weights_bytes: int | None) -> str:
 def started(status: dict[str, Any], strict: bool = False) -> None:
     """Raise the error a start ended with, if it did (exit 4)."""
     name, failure = status["name"], status["last_failure"] or {}
-    if status["state"] == "failed":
+    if status["state"] == "failed" or gave_up(status):
+        again = (
+            f"\n    it is tried again in the background until llmserve stop {name}" if gave_up(status) else ""
+        )
         raise LlmserveError(
             str(failure.get("class") or status["reason"]),
             f"{name} failed: {failure.get('message')}: {failure.get('evidence')}".rstrip(": "),
-            f"{failure.get('remedy')}\n    the log: llmserve logs {name}",
+            f"{failure.get('remedy')}\n    the log: llmserve logs {name}{again}",
             exit_code=Exit.ENGINE,
         )
     if status["state"] == "stopped":

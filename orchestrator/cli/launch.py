@@ -180,7 +180,7 @@ class _Foreground:
         deployment = await supervisor.launch(self.name, self.plan, os.environ)
         phase = None
         while deployment.life.state not in OVER:
-            if deployment.life.phase != phase:
+            if deployment.life.phase not in (None, phase):
                 phase = deployment.life.phase
                 with terminal() as out:
                     out.print(f"{time.monotonic() - began:5.1f} s  {phase}")

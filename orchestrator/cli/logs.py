@@ -27,13 +27,13 @@ def logs(
     """Show the engine's log."""
     from orchestrator.cli.names import chosen
     from orchestrator.cli.output import emit, notes
-    from orchestrator.cli.tail import growth, last_lines
+    from orchestrator.cli.tail import growth, last_lines_of
     from orchestrator.errors import usage
     from orchestrator.supervisor.store import DeploymentFolder
 
     folder = DeploymentFolder(chosen(name))
     file = folder.log(folder.plan().processes[0].role)
-    text, end = last_lines(file, lines) if file.exists() else (b"", 0)
+    text, end = last_lines_of(file, lines)
     if json_output:
         if follow:
             raise usage(

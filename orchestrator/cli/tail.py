@@ -24,6 +24,16 @@ def last_lines(file: Path, count: int) -> tuple[bytes, int]:
     return b"".join(lines[-count:] if count else []), end
 
 
+def last_lines_of(file: Path, count: int) -> tuple[bytes, int]:
+    """As `last_lines`, reaching back into FILE.1 where it was just rotated; b"" where there is no file."""
+    text, end = last_lines(file, count) if file.exists() else (b"", 0)
+    old = file.with_name(file.name + ".1")
+    missing = count - text.count(b"\n")
+    if missing > 0 and old.exists():
+        text = last_lines(old, missing)[0] + text
+    return text, end
+
+
 def growth(file: Path, position: int, over: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
     """What is written after `position`, as it comes, until `over`. A rotated file is read anew."""
     inode = None

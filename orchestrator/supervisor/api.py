@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from orchestrator import __version__
-from orchestrator.errors import LlmserveError, system_error, usage
+from orchestrator.errors import LlmserveError, refused, system_error, usage
 from orchestrator.plan import Plan
 from orchestrator.supervisor import lifecycle as lc
 from orchestrator.supervisor.supervisor import Supervisor
@@ -44,6 +44,12 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
 
     async def shutdown(request: Request) -> dict[str, Any]:
         body = await request.json()
+        if supervisor.only is not None and not body.get("all"):
+            raise refused(
+                "foreground",
+                f"this is `launch --foreground` of {supervisor.only}: ending it ends that server",
+                f"llmserve stop {supervisor.only}, or llmserve daemon stop --all",
+            )
         stopped = await supervisor.stop_all() if body.get("all") else {}
         shut_down()
         return {"schema_version": 1, "stopped": stopped}
@@ -81,11 +87,7 @@ def application(supervisor: Supervisor, socket: str, pid: int, shut_down: Callab
         return {"schema_version": 1}
 
     async def restart(request: Request) -> dict[str, Any]:
-        deployment = await supervisor.get(request.path_params["name"])
-        revision = deployment.revision
-        deployment.post(lc.RestartRequested())
-        await deployment.wait_change(revision, _LONGEST_WAIT_S)
-        return deployment.status()
+        return (await supervisor.restart(request.path_params["name"])).status()
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:
         async def endpoint(request: Request) -> JSONResponse:

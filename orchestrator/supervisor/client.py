@@ -38,7 +38,7 @@ class Client:
         )
 
     def daemon(self) -> dict[str, Any]:
-        return self._ask("GET", "/v1/daemon", within_s=_HANDSHAKE_S)
+        return self._ask("GET", "/v1/daemon", within_s=_HANDSHAKE_S, revive=False)
 
     def machine(self) -> dict[str, Any]:
         """The machine as the daemon may use it: `Machine` as JSON."""
@@ -75,7 +75,7 @@ class Client:
         return self._ask("POST", f"/v1/deployments/{name}/restart", within_s=_SPAWN_S + _ANSWER_S)
 
     def shut_down(self, stop_all: bool) -> dict[str, Any]:
-        return self._ask("POST", "/v1/daemon/stop", {"all": stop_all}, within_s=None)
+        return self._ask("POST", "/v1/daemon/stop", {"all": stop_all}, within_s=None, revive=False)
 
     def _ask(
         self,
@@ -85,16 +85,30 @@ class Client:
         *,
         query: Mapping[str, str] | None = None,
         within_s: float | None = _ANSWER_S,
+        revive: bool = True,
     ) -> dict[str, Any]:
         """`within_s` None where the work itself takes as long as it takes (a drain)."""
         timeout = httpx.Timeout(within_s, connect=_ANSWER_S)
+
+        def once() -> httpx.Response:
+            return self._http.request(method, path, json=body, params=dict(query or {}), timeout=timeout)
+
         try:
-            reply = self._http.request(method, path, json=body, params=dict(query or {}), timeout=timeout)
+            try:
+                reply = once()
+            except httpx.ConnectError:
+                if not revive:
+                    raise
+                start()  # the daemon was just ending: the request has reached nobody
+                reply = once()
             data = reply.json()
         except httpx.TimeoutException:
             raise _silent(within_s) from None
-        except httpx.HTTPError as e:
+        except httpx.ConnectError as e:
             raise unreachable(str(e) or type(e).__name__) from None
+        except httpx.HTTPError as e:
+            went = "" if method == "GET" else "; what was asked may be under way: llmserve ps"
+            raise unreachable(f"{str(e) or type(e).__name__}{went}") from None
         except ValueError:
             data = None
         if reply.status_code >= 400 or not isinstance(data, dict):

@@ -26,6 +26,7 @@ from orchestrator.supervisor.run import Ending, Run, steady_now
 from orchestrator.supervisor.store import DeploymentFolder
 
 _PORT_CLOSES_S = 2.0
+_SHORTEST_LOOK_S = 0.05
 
 
 class Deployment:
@@ -291,6 +292,10 @@ class Deployment:
             # nobody asked for this port and nobody was told of it yet
             self.ports = self.new_ports()
             self.record("other_ports", ports=self.ports)
+        for port in self.ports.values():
+            if not ports.is_free(self.process_plan.bound, port):
+                self.post(lc.TreeEmpty(failures.port_taken(port, ports.holder(port))))
+                return
         run = Run.prepare(self.folder, self.process_plan.role, self.life.generation)
         self.run, self.checks = run, []
         self._save()  # before the start: whoever adopts must know the marker
@@ -331,7 +336,7 @@ class Deployment:
         if ending.leftovers:
             self._note("leftovers_killed", leftovers=list(ending.leftovers))
         await self._port_closed()
-        self.post(lc.TreeEmpty(self._classify(run, ending)))
+        self.post(lc.TreeEmpty(await asyncio.to_thread(self._classify, run, ending)))
 
     def _classify(self, run: Run, ending: Ending) -> Failure:
         if ending.exec_error:
@@ -350,6 +355,13 @@ class Deployment:
 
     async def _watch_start(self, run: Run) -> None:
         url, port = self.endpoint or "", self.ports.get("http", 0)
+        refusal: str | None = None
+
+        def refused(error: str) -> None:
+            nonlocal refusal
+            refusal = error
+            self._note("prove_failed", error=error)
+
         elapsed = time.time() - run.started_at if run.started_at else 0.0
         try:
             async with asyncio.timeout(max(0.0, self.start_cap_s - elapsed)):
@@ -361,10 +373,10 @@ class Deployment:
                     port,
                     self.served_model,
                     on_phase=lambda phase: self.post(lc.PhaseSeen(phase)),
-                    on_refused_proof=lambda error: self._note("prove_failed", error=error),
+                    on_refused_proof=refused,
                 )
         except TimeoutError:
-            self.post(lc.Condemned(failures.start_timeout(self.start_cap_s)))
+            self.post(lc.Condemned(failures.start_timeout(self.start_cap_s, refusal)))
             return
         checks = await self._compare()
         self.checks = [asdict(c) for c in checks]
@@ -380,10 +392,11 @@ class Deployment:
 
     async def _watch_health(self) -> None:
         judge = Judge(self.liveness, steady_now())
-        next_look = steady_now() + self.liveness.interval_s
+        looked = steady_now()
         while True:
-            await asyncio.sleep(max(0.0, next_look - steady_now()))
-            next_look = max(next_look, steady_now()) + self.liveness.interval_s
+            due = min(looked + self.liveness.interval_s, judge.due())
+            await asyncio.sleep(max(_SHORTEST_LOOK_S, due - steady_now()))
+            looked = steady_now()
             try:
                 # a frozen engine must not stretch the interval
                 async with asyncio.timeout(self.liveness.interval_s):

@@ -17,6 +17,7 @@ def shown(failure: Failure | None, at: float | None = None) -> dict[str, Any] | 
         "message": failure.message,
         "evidence": failure.evidence,
         "remedy": failure.remedy,
+        "retry": failure.retry,
         "at": at,
     }
 
@@ -30,12 +31,23 @@ NEVER_STARTED = Failure(
 HUNG = Failure("hang", "no token moved within the deadline", "liveness probe", "llmserve logs", "backoff")
 
 
-def start_timeout(cap_s: float) -> Failure:
-    """The profile's hard cap on a start is over."""
+def port_taken(port: int, holder: str | None) -> Failure:
+    """Somebody else listens on a port of ours: the engine need not be started to find out."""
+    return Failure(
+        "port_taken",
+        f"port {port} is taken",
+        f"held by {holder or 'unknown'}",
+        "free it, then llmserve restart; or launch again with another --port",
+        "once",
+    )
+
+
+def start_timeout(cap_s: float, refusal: str | None = None) -> Failure:
+    """The profile's hard cap on a start is over; `refusal` is the engine's last answer to the proof."""
     return Failure(
         "start_timeout",
         f"not ready {cap_s:.0f} s after it was started",
-        "start cap",
+        f"it answers, but not with a token: {refusal}" if refusal else "start cap",
         "raise it with --set supervision.start_cap_s=SECONDS",
         "never",
     )

@@ -73,6 +73,12 @@ class Judge:
         self.strikes += 1
         return "hung" if self.strikes >= self.settings.strikes else "strike"
 
+    def due(self) -> float:
+        """When the next look can decide something, if nothing moves."""
+        if self.probe_since is None:
+            return self.last_progress + self.settings.idle_s
+        return self.probe_since + self.settings.deadline_s * (self.strikes + 1)
+
     def probe_returned(self, now: float, ok: bool) -> None:
         """A probe ended: with a token (`ok`), or with an error, which is a strike."""
         self.probe_since = None

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from orchestrator.engines.base import Failure
 from orchestrator.supervisor.restart import RestartSettings, after_failure
 
 State = Literal["starting", "ready", "degraded", "unhealthy", "backoff", "stopping", "stopped", "failed"]
+STATES: frozenset[str] = frozenset(get_args(State))
 RUNNING: frozenset[State] = frozenset({"starting", "ready", "degraded", "unhealthy"})
 _NO_PROGRESS = "no progress"
 ENDED: frozenset[State] = frozenset({"stopped", "failed"})
@@ -195,8 +196,10 @@ class Lifecycle:
                 self.state, self.reason = "unhealthy", failure.failure_class
                 return [Kill()]
             case LeaderDied():
-                if self.state in RUNNING:
-                    self.state, self.reason, self.phase = "unhealthy", "engine exited", None
+                if self.state in RUNNING and self.condemned is None:
+                    self.reason, self.phase = "engine exited", None
+                    if self.ready_since is not None:
+                        self.state = "unhealthy"
                 return []
             case TreeEmpty(failure=failure):
                 return self._ended(failure, now, dice)
@@ -285,7 +288,12 @@ class Lifecycle:
     def from_json(
         cls, data: Mapping[str, Any], restart: RestartSettings, steps_down: frozenset[str]
     ) -> Lifecycle:
-        """The inverse; keys of a newer version are passed over. Raises TypeError on damaged failures."""
+        """The inverse; keys of a newer version are passed over. Raises TypeError or ValueError on damage."""
+        numbers = [data.get(k) for k in ("ready_since", "retry_at")] + list(data.get("failures", ()))
+        if data.get("state", "stopped") not in STATES or not all(
+            n is None or isinstance(n, (int, float)) for n in numbers
+        ):
+            raise ValueError("its state is damaged")
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         for key in ("last_failure", "condemned"):
             if known.get(key) is not None:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.plan import ProcessPlan, bind
@@ -20,7 +21,7 @@ from orchestrator.supervisor.store import DeploymentFolder
 
 _LOG_MAX_BYTES = 64 * 1024 * 1024
 _LOG_END_BYTES = 32 * 1024
-_LOG_READ_BYTES = 4 * 1024 * 1024
+_LOG_READ_BYTES = 16 * 1024 * 1024
 _TERM_GRACE_S = 10
 _SHIM_CLEARS_S = 12
 _SHIM_ENDS_S = 2
@@ -173,20 +174,21 @@ class Run:
         return await asyncio.to_thread(process.sweep, self.marker, self._session(), self.leader)
 
     def log_text(self) -> str:
-        """This run's log: whole up to 4 MiB, beyond that its first and last 2 MiB."""
-        try:
-            with self.folder.log(self.role).open("rb") as f:
-                size = f.seek(0, 2)
-                # a log that was rotated is shorter than where this run began
-                start = self.log_start if self.log_start <= size else 0
-                f.seek(start)
-                if size - start <= _LOG_READ_BYTES:
-                    return f.read().decode("utf-8", "replace")
-                head = f.read(_LOG_READ_BYTES // 2)
-                f.seek(size - _LOG_READ_BYTES // 2)
-                return (head + b"\n...\n" + f.read()).decode("utf-8", "replace")
-        except OSError:
-            return ""
+        """This run's log, with what was rotated away in it: whole up to 16 MiB, beyond that its first and
+        last 8 MiB."""
+        log = self.folder.log(self.role)
+        old = log.with_name(log.name + ".1")
+        parts = [(log, self.log_start)]
+        if _size(log) < self.log_start or (self.started_at and _changed_at(old) > self.started_at):
+            parts = [(old, self.log_start), (log, 0)]
+        pieces = [(file, start, _size(file) - start) for file, start in parts if _size(file) > start]
+        if sum(size for _, _, size in pieces) <= _LOG_READ_BYTES:
+            data = b"".join(_read(*piece) for piece in pieces)
+        else:
+            half = _LOG_READ_BYTES // 2
+            (first, start, _), (last, _, _) = pieces[0], pieces[-1]
+            data = _read(first, start, half) + b"\n...\n" + _read(last, max(0, _size(last) - half), half)
+        return data.decode("utf-8", "replace")
 
     def log_end(self) -> str:
         """The last 32 KiB of this run's log."""
@@ -269,6 +271,29 @@ class Run:
             leftovers=tuple(record.get("leftovers") or ()),
             survivors=tuple(f"{process.name(s.pid)} (pid {s.pid})" for s in survivors),
         )
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _changed_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _read(file: Path, start: int, size: int) -> bytes:
+    try:
+        with file.open("rb") as f:
+            f.seek(start)
+            return f.read(size)
+    except OSError:
+        return b""
 
 
 def _temporary_folder() -> str:

@@ -81,7 +81,7 @@ class DeploymentFolder:
             file = self.path / "plan.json"
         try:
             return Plan.from_json(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError) as e:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise LlmserveError(
                 "plan_unreadable", f"{file} is damaged: {e}", f"llmserve stop {self.name}, then launch again"
             ) from None
@@ -145,9 +145,12 @@ def all_ended() -> list[dict[str, Any]] | None:
     found = []
     for name in deployment_names():
         state = DeploymentFolder(name).state() or {}
-        if state.get("state") not in ("stopped", "failed") or not isinstance(state.get("status"), dict):
+        status = state.get("status")
+        if state.get("state") not in ("stopped", "failed") or not isinstance(status, dict):
             return None
-        found.append(state["status"])
+        if status.get("name") != name or not isinstance(status.get("processes"), list):
+            return None
+        found.append(status)
     return found
 
 
@@ -168,7 +171,7 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
     """One event, or None for a line that a full disk or a crash cut."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 

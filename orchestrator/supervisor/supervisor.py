@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.errors import Exit, LlmserveError, refused
@@ -51,10 +52,11 @@ class Supervisor:
         try:
             plan = folder.plan()
             deployment = Deployment(folder, plan, folder.env(), folder.state() or _rebuilt(folder, plan))
-        except (LlmserveError, TypeError, KeyError, ValueError) as e:
+            json.dumps(deployment.status())
+        except Exception as e:  # whatever its files hold, it is this deployment's trouble alone
             if folder.name not in self.unreadable:
                 folder.append_event("not_adopted", None, error=str(e))
-            self.unreadable[folder.name] = str(e)
+            self.unreadable[folder.name] = f"{type(e).__name__}: {e}"[:300]
             return
         self.unreadable.pop(folder.name, None)
         self._keep(deployment)
@@ -166,6 +168,30 @@ class Supervisor:
         # generations go on counting, so that no record of an earlier life is taken for one of this
         return {"lifecycle": {"generation": existing.life.generation}} if existing else {}
 
+    async def restart(self, name: str) -> Deployment:
+        """Ask for a restart; returns once it has begun. Raises LlmserveError: exit 5, or 3 where the port of
+        one that has ended is held by somebody else."""
+        deployment = await self.get(name)
+        if deployment.life.state in lc.ENDED:
+            self._refuse_taken(deployment.process_plan.bound, deployment.ports.values(), name)
+        revision = deployment.revision
+        deployment.post(lc.RestartRequested())
+        await deployment.wait_change(revision, _BEGUN_S)
+        return deployment
+
+    def _refuse_taken(self, bound: str, wanted: Iterable[int], name: str) -> None:
+        held = {
+            port: d.name
+            for d in self.deployments.values()
+            if d.name != name and d.life.state not in lc.ENDED
+            for port in d.ports.values()
+        }
+        for port in wanted:
+            if port in held:
+                raise _port_taken(port, f"deployment {held[port]!r}")
+            if not ports.is_free(bound, port):
+                raise _port_taken(port, ports.holder(port) or "unknown")
+
     async def remove(self, name: str) -> None:
         """Delete the files of one that has ended. Raises LlmserveError: exit 5, or 3 while it runs."""
         await self.adopt_all()
@@ -188,7 +214,7 @@ class Supervisor:
 
     def _choose_ports(self, plan: Plan) -> dict[str, int]:
         held = {
-            port: d.name
+            port
             for d in self.deployments.values()
             if d.life.state not in lc.ENDED
             for port in d.ports.values()
@@ -196,15 +222,12 @@ class Supervisor:
         process = plan.processes[0]
         chosen: dict[str, int] = {}
         for name, port in process.ports.items():
-            taken = frozenset(held) | frozenset(chosen.values())
             if port is None:
+                taken = frozenset(held) | frozenset(chosen.values())
                 chosen[name] = ports.first_free(process.bound, FIRST_PORT, taken)
-                continue
-            if port in held:
-                raise _port_taken(port, f"deployment {held[port]!r}")
-            if not ports.is_free(process.bound, port):
-                raise _port_taken(port, ports.holder(port) or "unknown")
-            chosen[name] = port
+            else:
+                self._refuse_taken(process.bound, [port], "")
+                chosen[name] = port
         return chosen
 
     async def close(self) -> None:
@@ -236,6 +259,5 @@ def _rebuilt(folder: DeploymentFolder, plan: Plan) -> dict[str, Any]:
 
 
 def _port_taken(port: int, holder: str) -> LlmserveError:
-    return refused(
-        "port_taken", f"port {port} is held by {holder}", "leave --port out for the first free one from 8000"
-    )
+    remedy = "free it, or launch without --port for the first free one from 8000"
+    return refused("port_taken", f"port {port} is held by {holder}", remedy)

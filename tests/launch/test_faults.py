@@ -155,6 +155,51 @@ def test_with_damaged_files_it_is_still_shown_and_can_be_ended(cli: Cli, server:
     assert not living(shim_pid(server))
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("plan.json", "[]"),
+        ("plan.json", "[" * 100_000),
+        ("state.json", '{"lifecycle": []}'),
+        ("state.json", '{"lifecycle": {"state": "backoff", "retry_at": "soon"}}'),
+        ("state.json", '{"lifecycle": {"state": "stopped"}, "ports": []}'),
+        ("state.json", '{"lifecycle": {"state": "stopped"}, "corrections": "x", "plan_vs_actual": 7}'),
+    ],
+)
+def test_files_of_the_wrong_shape_are_that_deployments_trouble_alone(
+    cli: Cli, server: dict, file: str, text: str
+) -> None:
+    broken = cli.home / "state/deployments/broken"
+    broken.mkdir()
+    (broken / "plan.json").write_bytes((broken.parent / server["name"] / "plan.json").read_bytes())
+    (broken / file).write_text(text)
+    cli.kill_daemon()
+    assert {server["name"], "broken"} <= {d["name"] for d in cli.ok("ps")["deployments"]}
+    assert pid(cli.ok("status", server["name"])) == pid(server)
+    assert "Traceback" not in cli("status", "broken").err
+    assert cli("rm", "broken").code == 0
+
+
+def test_a_restart_onto_a_taken_port_names_the_holder(cli: Cli, server: dict) -> None:
+    cli.ok("stop", server["name"])
+    port = int(server["endpoint"].rsplit(":", 1)[1])
+    with socket.create_server(("127.0.0.1", port)):
+        done = cli("restart", server["name"], "--json")
+    assert (done.code, done.json["error"]["code"]) == (3, "port_taken")
+    assert str(os.getpid()) in done.json["error"]["message"]
+    assert cli.ok("restart", server["name"])["state"] == "ready"
+
+
+def test_commands_that_race_a_daemon_stop_find_or_start_another(cli: Cli, server: dict) -> None:
+    for _ in range(3):
+        stop = cli.popen("daemon", "stop", "--json")
+        looks = [cli.popen("status", server["name"], "--json") for _ in range(2)]
+        for p in (stop, *looks):
+            _, err = p.communicate(timeout=60)
+            assert p.returncode == 0, err
+    assert pid(cli.ok("status", server["name"])) == pid(server)
+
+
 def test_a_state_folder_deleted_under_a_running_server_comes_back(cli: Cli, server: dict) -> None:
     subprocess.run(["rm", "-r", str(cli.home / "state")], check=True)
     wait_until(lambda: [d["name"] for d in cli.ok("ps")["deployments"]].count(server["name"]) == 1)

@@ -137,6 +137,22 @@ def test_progress_seen_after_the_leaders_death_does_not_make_it_ready() -> None:
     assert (life.state, life.reason) == ("unhealthy", "engine exited")
 
 
+def test_a_death_before_ready_is_told_while_it_is_still_starting() -> None:
+    life = lc.Lifecycle(RestartSettings())
+    life.on(lc.Launched(), 0)
+    life.on(lc.LeaderDied(), 1)
+    assert (life.state, life.reason) == ("starting", "engine exited")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"state": "asleep"}, {"retry_at": "soon"}, {"failures": ["x"]}, {"state": "backoff", "retry_at": {}}],
+)
+def test_a_damaged_state_is_a_value_error(damage: dict) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        lc.Lifecycle.from_json(damage, RestartSettings(), frozenset())
+
+
 def test_a_restart_stops_first_and_starts_when_the_tree_is_empty() -> None:
     life = running()
     assert life.on(lc.RestartRequested(), 10) == [lc.Stop(drain=True)]

@@ -108,6 +108,10 @@ def _of_line(signature: _Signature, match: re.Match[str], text: str, started: bo
 def _of_exit(known: _Signatures, exit: Exit, started: bool, embedded: bool) -> Failure:
     last_words = "`llmserve logs` has its last words"
     if exit.signal is None:
+        if exit.code is None:
+            return Failure(
+                "exited", "the engine ended, and nobody saw how", "no exit record", last_words, "backoff"
+            )
         how = "ended by itself, as if it had been asked to" if exit.code == 0 else f"ended with {exit.code}"
         return Failure("exited", f"the engine {how}", f"exited with {exit.code}", last_words, "backoff")
     evidence = f"killed by {_signal_name(exit.signal)}"
