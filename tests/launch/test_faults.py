@@ -39,6 +39,12 @@ def server(cli: Cli, model: str, request: pytest.FixtureRequest) -> Iterator[dic
     assert cli("rm", name).code == 0
 
 
+@pytest.fixture(scope="module")
+def shared(cli: Cli, model: str) -> dict:
+    """One server for the tests after which it is as before."""
+    return cli.ok("launch", "--goal", "edge", "--model", model, "--name", "shared", *SHORT)
+
+
 def pid(found: dict) -> int:
     return int(found["processes"][0]["pid"] or 0)
 
@@ -167,15 +173,15 @@ def test_with_damaged_files_it_is_still_shown_and_can_be_ended(cli: Cli, server:
     ],
 )
 def test_files_of_the_wrong_shape_are_that_deployments_trouble_alone(
-    cli: Cli, server: dict, file: str, text: str
+    cli: Cli, shared: dict, file: str, text: str
 ) -> None:
     broken = cli.home / "state/deployments/broken"
     broken.mkdir()
-    (broken / "plan.json").write_bytes((broken.parent / server["name"] / "plan.json").read_bytes())
+    (broken / "plan.json").write_bytes((broken.parent / shared["name"] / "plan.json").read_bytes())
     (broken / file).write_text(text)
     cli.kill_daemon()
-    assert {server["name"], "broken"} <= {d["name"] for d in cli.ok("ps")["deployments"]}
-    assert pid(cli.ok("status", server["name"])) == pid(server)
+    assert {shared["name"], "broken"} <= {d["name"] for d in cli.ok("ps")["deployments"]}
+    assert pid(cli.ok("status", shared["name"])) == pid(shared)
     assert "Traceback" not in cli("status", "broken").err
     assert cli("rm", "broken").code == 0
 
@@ -190,34 +196,34 @@ def test_a_restart_onto_a_taken_port_names_the_holder(cli: Cli, server: dict) ->
     assert cli.ok("restart", server["name"])["state"] == "ready"
 
 
-def test_commands_that_race_a_daemon_stop_find_or_start_another(cli: Cli, server: dict) -> None:
+def test_commands_that_race_a_daemon_stop_find_or_start_another(cli: Cli, shared: dict) -> None:
     for _ in range(3):
         stop = cli.popen("daemon", "stop", "--json")
-        looks = [cli.popen("status", server["name"], "--json") for _ in range(2)]
+        looks = [cli.popen("status", shared["name"], "--json") for _ in range(2)]
         for p in (stop, *looks):
             _, err = p.communicate(timeout=60)
             assert p.returncode == 0, err
-    assert pid(cli.ok("status", server["name"])) == pid(server)
+    assert pid(cli.ok("status", shared["name"])) == pid(shared)
 
 
-def test_a_state_folder_deleted_under_a_running_server_comes_back(cli: Cli, server: dict) -> None:
+def test_a_state_folder_deleted_under_a_running_server_comes_back(cli: Cli, shared: dict) -> None:
     subprocess.run(["rm", "-r", str(cli.home / "state")], check=True)
-    wait_until(lambda: [d["name"] for d in cli.ok("ps")["deployments"]].count(server["name"]) == 1)
-    after = cli.ok("status", server["name"])
-    assert (after["state"], pid(after)) == ("ready", pid(server))
+    wait_until(lambda: [d["name"] for d in cli.ok("ps")["deployments"]].count(shared["name"]) == 1)
+    after = cli.ok("status", shared["name"])
+    assert (after["state"], pid(after)) == ("ready", pid(shared))
 
 
-def test_a_frozen_daemon_is_named_and_not_waited_for(cli: Cli, server: dict) -> None:
+def test_a_frozen_daemon_is_named_and_not_waited_for(cli: Cli, shared: dict) -> None:
     frozen = cli.daemon_pid()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        for command in (["status", server["name"]], ["daemon", "stop"]):
+        for command in (["status", shared["name"]], ["daemon", "stop"]):
             done = cli(*command, "--json", timeout=30)
             assert (done.code, done.json["error"]["code"]) == (6, "daemon_silent")
             assert str(frozen) in done.json["error"]["message"]
     finally:
         os.kill(frozen, signal.SIGCONT)
-    assert cli.ok("status", server["name"])["state"] == "ready"
+    assert cli.ok("status", shared["name"])["state"] == "ready"
 
 
 def test_two_launches_in_two_homes_at_once_do_not_take_one_port(tmp_path: Path, model: str) -> None:
@@ -241,11 +247,11 @@ def test_a_relative_home_is_one_place_for_command_and_daemon(tmp_path: Path, mon
     assert cli.ok("daemon", "stop")["was_running"] is True
 
 
-def test_a_foreign_line_among_the_events_is_no_reason_to_fail(cli: Cli, server: dict) -> None:
-    file = cli.home / "state/deployments" / server["name"] / "events.jsonl"
+def test_a_foreign_line_among_the_events_is_no_reason_to_fail(cli: Cli, shared: dict) -> None:
+    file = cli.home / "state/deployments" / shared["name"] / "events.jsonl"
     with file.open("a") as f:
         f.write('{"kind":"x"}\n[1,2]\n\x00\x01\n')
-    done = cli("events", server["name"])
+    done = cli("events", shared["name"])
     assert done.code == 0
     assert "x" in done.out.splitlines()[-1]
 
@@ -286,15 +292,15 @@ def fg(tmp_path: Path, model: str) -> Iterator[Foreground]:
 
 
 def test_a_foreground_refused_for_its_name_leaves_that_server_alone(
-    cli: Cli, server: dict, model: str
+    cli: Cli, shared: dict, model: str
 ) -> None:
     cli.kill_daemon()
     again = cli(
-        *("launch", "--goal", "edge", "--model", model, "--name", server["name"], "--foreground", "--json")
+        *("launch", "--goal", "edge", "--model", model, "--name", shared["name"], "--foreground", "--json")
     )
     assert again.code == 3
-    assert httpx.get(server["endpoint"] + "/health", timeout=5).status_code == 200
-    assert pid(cli.ok("status", server["name"])) == pid(server)
+    assert httpx.get(shared["endpoint"] + "/health", timeout=5).status_code == 200
+    assert pid(cli.ok("status", shared["name"])) == pid(shared)
 
 
 def test_a_foreground_killed_with_its_engine_can_be_begun_anew(fg: Foreground) -> None:
@@ -371,15 +377,15 @@ def test_a_foreground_outlives_its_terminal_and_ends_well(fg: Foreground) -> Non
     assert not (fg.cli.home / "state/daemon.sock").exists()
 
 
-def test_the_daemon_killed_under_load_fails_no_request(cli: Cli, server: dict) -> None:
+def test_the_daemon_killed_under_load_fails_no_request(cli: Cli, shared: dict) -> None:
     stop = threading.Event()
     codes: list[int] = []
 
     def ask() -> None:
-        body = {"model": server["served_model"], "prompt": "Once", "max_tokens": 4}
+        body = {"model": shared["served_model"], "prompt": "Once", "max_tokens": 4}
         while not stop.is_set():
             codes.append(
-                httpx.post(server["endpoint"] + "/v1/completions", json=body, timeout=30).status_code
+                httpx.post(shared["endpoint"] + "/v1/completions", json=body, timeout=30).status_code
             )
 
     client = threading.Thread(target=ask)
@@ -387,7 +393,7 @@ def test_the_daemon_killed_under_load_fails_no_request(cli: Cli, server: dict) -
     try:
         for _ in range(5):
             cli.kill_daemon()
-            assert pid(cli.ok("status", server["name"])) == pid(server)
+            assert pid(cli.ok("status", shared["name"])) == pid(shared)
     finally:
         stop.set()
         client.join()
@@ -395,7 +401,7 @@ def test_the_daemon_killed_under_load_fails_no_request(cli: Cli, server: dict) -
     assert set(codes) == {200}
 
 
-def test_a_socket_deleted_under_the_daemon_is_made_anew(cli: Cli, server: dict) -> None:
+def test_a_socket_deleted_under_the_daemon_is_made_anew(cli: Cli, shared: dict) -> None:
     before = cli.daemon_pid()
     (cli.home / "state/daemon.sock").unlink()
     wait_until((cli.home / "state/daemon.sock").exists)

@@ -207,7 +207,7 @@ def test_a_request_in_flight_is_waited_for_and_counted(cli: Cli, model: str) -> 
     body = {
         "model": first["served_model"],
         "messages": [{"role": "user", "content": "Count to one hundred."}],
-        "max_tokens": 400,
+        "max_tokens": 200,
         "ignore_eos": True,
         "stream": True,
     }
