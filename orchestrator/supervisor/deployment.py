@@ -94,9 +94,10 @@ class Deployment:
 
     async def wait_change(self, after: int, timeout_s: float) -> None:
         """Until `revision` is above `after`, `timeout_s` at most."""
-        async with self._changed:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self.revision > after), timeout_s)
+        # not asyncio.wait_for, which in Python 3.11 can lose a cancellation
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self.revision > after)
 
     async def stop(self) -> dict[str, Any]:
         """Stop and wait until it is proved; the contract's `finished, lost, seconds, survivors`, and

@@ -50,7 +50,8 @@ async def end(engine: Engine, run: Run, note: Callable[[int], None]) -> None:
         note(step.signal)
         await run.signal(step.signal)
         try:
-            await asyncio.wait_for(run.leader_dead(), step.wait_s)
+            async with asyncio.timeout(step.wait_s):
+                await run.leader_dead()
             return
         except TimeoutError:
             continue
