@@ -1,4 +1,4 @@
-"""A wait that is cancelled in the moment in which it ends is cancelled: nobody is left running by a lost one."""
+"""A wait that is cancelled in the moment in which it ends is cancelled: it does not go on."""
 
 import asyncio
 from types import SimpleNamespace
