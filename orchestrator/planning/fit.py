@@ -74,17 +74,6 @@ def step_down(s: Situation, sizing: Sizing) -> Sizing | None:
     )
 
 
-def largest_context(s: Situation, sizing: Sizing, slots: int) -> int:
-    """The longest context a request may have with so many slots, each with its own; 0 where none fits."""
-    own = replace(sizing, slots=slots, unified=False)
-
-    def fits(cells: int) -> bool:
-        context = cells * memory.CELLS
-        return _fits(s, replace(own, context=context, pool_tokens=slots * context))
-
-    return _most(0, s.longest // memory.CELLS, fits) * memory.CELLS
-
-
 def quantized_kv_works(s: Situation) -> bool:
     """Blocks of 32 must divide a head, and V in blocks needs flash attention."""
     sizes = (s.card.head_dim, s.card.value_head_dim or s.card.head_dim)
