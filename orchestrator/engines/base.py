@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag as the installation itself lists it. `spellings` are all its names, dashes included."""
+    """A flag as the installation itself lists it. `spellings` are all its names, dashes and negations included.
+
+    `type` is the parser's own word for the value ("int", "float", "str", "json", "bool", ...), `nargs` is how
+    many it takes ("" one, or what argparse calls "?", "*", "+"); both "" where the installation does not say.
+    """
 
     spellings: tuple[str, ...]
     takes_value: bool
     choices: tuple[str, ...] = ()
     default: str | None = None
     help: str = ""
+    type: str = ""
+    nargs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
