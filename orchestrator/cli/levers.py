@@ -56,7 +56,7 @@ def _row(lever: Lever) -> dict[str, Any]:
 
     from orchestrator.goals import GOALS
     from orchestrator.lever_words import accepted, example, figures
-    from orchestrator.planning.left_out import LEFT_OUT
+    from orchestrator.planning.llamacpp.left_out import LEFT_OUT
 
     moved_by = {g.name: [s.title for s in g.strategies if lever.name in s.levers] for g in GOALS.values()}
     return asdict(lever) | {

@@ -13,7 +13,7 @@ from planning_inputs import EMBEDDED, GOALS, LLAMA_8B, SERVER, card, codes, gpu,
 from orchestrator.engines.llamacpp.render import CACHE_TYPES
 from orchestrator.levers import LEVERS, Lever
 from orchestrator.plan import Plan
-from orchestrator.planning import left_out
+from orchestrator.planning.llamacpp import left_out
 
 _FLAGS = {
     "max_num_seqs": "--parallel",

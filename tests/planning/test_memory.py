@@ -4,8 +4,8 @@ import pytest
 from planning_inputs import CARDS, GIB, card
 
 from orchestrator.model_card.card import HybridState
-from orchestrator.planning import memory
-from orchestrator.planning.memory import Sizing
+from orchestrator.planning.llamacpp import memory
+from orchestrator.planning.llamacpp.memory import Sizing
 
 MIB = 2**20
 

@@ -27,6 +27,9 @@ LEFT_OUT: dict[str, str] = {
     "tool_call_parser": "llama.cpp reads tool calls by the model's own chat template",
     "reasoning_parser": "llama.cpp finds thoughts by the model's own chat template",
     "chat_template": "the model's own",
+    "mem_fraction_static": "a share of SGLang's; llama.cpp's buffers are counted in bytes",
+    "trust_remote_code": "a GGUF file holds no code",
+    "shutdown_timeout_s": "llama.cpp ends at once; the supervisor waits for requests before it is told to",
     "device_ids": "there is no GPU to name",
     "replicas": "one server; copies need a router in front, which is not in this version",
     "disaggregation": "off: llama.cpp computes prompts and answers in one process",
@@ -57,6 +60,7 @@ IN_EFFECT: dict[str, tuple[Any, ...]] = {
     "expert_parallel": (False,),
     "async_scheduling": (False,),
     "tool_call_parser": ("jinja",),
+    "trust_remote_code": (False,),
 }
 """Values that hold on llama.cpp without any flag. Tool calls are read by the template, whatever parser is
 named."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from orchestrator.planning import memory
-from orchestrator.planning.memory import Sizing
-from orchestrator.planning.situation import Placement, Situation
+from orchestrator.planning.llamacpp import memory
+from orchestrator.planning.llamacpp.memory import Sizing
+from orchestrator.planning.llamacpp.situation import Placement, Situation
 
 Fits = Callable[[Sizing], bool]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from orchestrator.levers import LEVERS
 from orchestrator.plan import Violation
-from orchestrator.planning import memory
 from orchestrator.planning.findings import Finding
-from orchestrator.planning.limits import INT32_MOST
-from orchestrator.planning.memory import Sizing
-from orchestrator.planning.situation import Placement, Situation
+from orchestrator.planning.llamacpp import memory
+from orchestrator.planning.llamacpp.limits import INT32_MOST
+from orchestrator.planning.llamacpp.memory import Sizing
+from orchestrator.planning.llamacpp.situation import Placement, Situation
 from orchestrator.planning.words import count, sets, size
 
 Change = dict[str, Any]

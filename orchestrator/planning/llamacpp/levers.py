@@ -1,6 +1,6 @@
 """The decision tree on llama.cpp: one small function a lever, in the order in which `planner` asks them.
 
-Numbers that a goal takes by table stand in `llamacpp.yaml` with where they come from.
+Numbers that a goal takes by table stand in `goals.yaml` with where they come from.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.plan import Decision, Rejected
-from orchestrator.planning import fit, memory
-from orchestrator.planning.situation import CANNOT_OFFLOAD, Situation
+from orchestrator.planning.llamacpp import fit, memory
+from orchestrator.planning.llamacpp.situation import CANNOT_OFFLOAD, Situation
 from orchestrator.planning.words import size
 
 
@@ -20,7 +20,7 @@ from orchestrator.planning.words import size
 def _table() -> dict[str, dict[str, Any]]:
     import yaml
 
-    text = (Path(__file__).parent / "llamacpp.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "goals.yaml").read_text(encoding="utf-8")
     table: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.plan import Decision
-from orchestrator.planning.situation import CANNOT_OFFLOAD, Placement, Situation
+from orchestrator.planning.llamacpp.situation import CANNOT_OFFLOAD, Placement, Situation
 from orchestrator.planning.words import count, written
 
 _CHANGE_ANSWERS = (

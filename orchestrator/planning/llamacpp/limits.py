@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from orchestrator.plan import Decision
-from orchestrator.planning import memory
 from orchestrator.planning.findings import Finding
-from orchestrator.planning.memory import Sizing
-from orchestrator.planning.situation import Situation
+from orchestrator.planning.llamacpp import memory
+from orchestrator.planning.llamacpp.memory import Sizing
+from orchestrator.planning.llamacpp.situation import Situation
 from orchestrator.planning.words import count, written
 
 MOST_SLOTS = 256

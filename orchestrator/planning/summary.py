@@ -1,0 +1,48 @@
+"""What a Plan keeps of its inputs: model, machine and choices, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.planning.request import Choice
+from orchestrator.planning.situation import Situation
+
+
+def model(s: Situation, context_length: int) -> dict[str, Any]:
+    """The model's facts that people and an engine's own checks read. `context_length` is what the engine
+    will believe the model has."""
+    card = s.card
+    return {
+        "source": card.source,
+        "path": card.path,
+        "name": card.name,
+        "served_model": s.inputs.served_model,
+        "format": card.format,
+        "architecture": card.architecture,
+        "parameters": card.parameters,
+        "quantization": card.quantization,
+        "context_length": context_length,
+        "weights_bytes": card.weights_bytes,
+        "weights_estimated": card.weights_estimated,
+    }
+
+
+def machine(s: Situation) -> dict[str, Any]:
+    """The machine's figures that the plan rests on; GPUs in the machine's order."""
+    m = s.inputs.machine
+    return {
+        "name": m.name,
+        "source": m.source,
+        "platform": m.platform,
+        "cpus": m.cpus,
+        "physical_cores": m.physical_cores,
+        "memory_limit_bytes": m.memory_limit_bytes,
+        "memory_available_bytes": m.memory_available_bytes,
+        "gpus": [{"uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes} for g in m.gpus],
+    }
+
+
+def choice(c: Choice) -> dict[str, Any]:
+    """A choice with its rule and what was rejected."""
+    rejected = [{"value": r.value, "why": r.why} for r in c.rejected]
+    return {"value": c.value, "reason": c.reason, "rule": c.rule, "rejected": rejected}
