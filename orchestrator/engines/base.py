@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag as the installation itself lists it. `spellings` are all its names, dashes and negations included.
+    """A flag as the installation itself lists it. `spellings` are all its names, dashes and negations too.
 
     `type` is the parser's own word for the value ("int", "float", "str", "json", "bool", ...), `nargs` is how
     many it takes ("" one, or what argparse calls "?", "*", "+"); both "" where the installation does not say.
