@@ -10,15 +10,16 @@ from collections import Counter
 
 from orchestrator.model_card.config import Config, Feed, Layers, Mixer, number_in, tables
 from orchestrator.model_card.quantization import Quantization
+from orchestrator.model_card.weight_groups import GROUPS
 
 
 def parameters_of(c: Config, layers: Layers, heads: int, kv_heads: tuple[int, ...]) -> Counter[str]:
-    """Parameters by part: embeddings, head, attention, recurrent, dense, shared, experts, router, mtp,
-    vision, small (what belongs nowhere else)."""
+    """Parameters by part: embeddings, head, attention (kv_proj and mla apart from it), recurrent, dense,
+    shared, experts, router, mtp (mtp_experts apart), vision, small (what belongs nowhere else)."""
     hidden = c.fact("hidden", least=1)
     vocabulary = c.fact("vocabulary", least=1)
     out: Counter[str] = Counter({"embeddings": vocabulary * hidden})
-    if not _tied(c):
+    if not tied(c):
         out["head"] = vocabulary * hidden
     for mixer, feed, kv in zip(layers.mixers, layers.feeds, kv_heads, strict=True):
         out.update(_mixer(c, mixer, hidden, heads, kv))
@@ -31,23 +32,40 @@ def parameters_of(c: Config, layers: Layers, heads: int, kv_heads: tuple[int, ..
         layer = _mixer(c, "full", hidden, heads, attending) + _feed(c, kind, hidden)
         out["mtp"] = mtp * (2 * hidden * hidden)
         for part, n in layer.items():
-            out["experts" if part == "experts" else "mtp"] += mtp * n
+            out["mtp_experts" if part == "experts" else "mtp"] += mtp * n
     out["vision"] = _vision(c)
     return out
 
 
 def weights_bytes_of(parameters: Counter[str], q: Quantization, plain_bytes: int) -> int:
     """Bytes as stored: quantized parts by the quantization, the kept ones in the checkpoint's dtype."""
-    total = 0.0
+    return round(sum(_part_bytes(parameters, q, plain_bytes).values()))
+
+
+def weight_groups_of(parameters: Counter[str], q: Quantization, plain_bytes: int) -> dict[str, int]:
+    """`weights_bytes_of` by group of `weight_groups`."""
+    out: Counter[str] = Counter()
+    for part, size in _part_bytes(parameters, q, plain_bytes).items():
+        out[_GROUP.get(part, part)] += round(size)
+    return {group: out[group] for group in GROUPS if out[group]}
+
+
+_GROUP = {"embeddings": "embedding", "head": "lm_head", "dense": "mlp", "small": "norm", "mtp_experts": "mtp"}
+_LIKE = {"kv_proj": "attention", "mla": "attention", "mtp_experts": "experts"}
+"""Parts that a quantization treats as another."""
+
+
+def _part_bytes(parameters: Counter[str], q: Quantization, plain_bytes: int) -> dict[str, float]:
+    out = {}
     for part, n in parameters.items():
-        if part in q.kept:
-            total += n * plain_bytes
-        else:
-            total += n * (q.expert_bytes if part == "experts" else q.bytes_per_weight)
-    return round(total)
+        like = _LIKE.get(part, part)
+        size = q.expert_bytes if like == "experts" else q.bytes_per_weight
+        out[part] = n * (plain_bytes if like in q.kept else size)
+    return out
 
 
-def _tied(c: Config) -> bool:
+def tied(c: Config) -> bool:
+    """Whether the head is the embeddings; the family's own default where the config is silent."""
     tied = c.get("tie_word_embeddings")
     if tied is None:
         return c.model_type.startswith(
@@ -58,7 +76,7 @@ def _tied(c: Config) -> bool:
 
 def _mixer(c: Config, mixer: Mixer, hidden: int, heads: int, kv: int) -> Counter[str]:
     if mixer in ("full", "sliding"):
-        return Counter({"attention": _attention(c, mixer, hidden, heads, kv)})
+        return _attention(c, mixer, hidden, heads, kv)
     if mixer == "delta":
         keys = c.whole("linear_num_key_heads") * c.whole("linear_key_head_dim")
         inner = c.whole("linear_num_value_heads") * c.whole("linear_value_head_dim")
@@ -96,25 +114,33 @@ def mamba_sizes(c: Config) -> tuple[int, int, int, int]:
     return inner, groups, c.whole("ssm_state_size") or c.whole("mamba_d_state", 16), heads
 
 
-def _attention(c: Config, mixer: Mixer, hidden: int, heads: int, kv: int) -> int:
+def _attention(c: Config, mixer: Mixer, hidden: int, heads: int, kv: int) -> Counter[str]:
     rank, rope = c.whole("kv_lora_rank"), c.whole("qk_rope_head_dim")
     q_rank = c.whole("q_lora_rank")
     if rank:
         key = c.whole("qk_nope_head_dim") + rope
         value = c.whole("v_head_dim", key)
-        query = hidden * q_rank + q_rank * heads * key if q_rank else hidden * heads * key
-        latent = hidden * (rank + rope) + rank * heads * (c.whole("qk_nope_head_dim") + value)
+        query = q_rank * heads * key if q_rank else hidden * heads * key
+        up = rank * heads * (c.whole("qk_nope_head_dim") + value)
         gate = hidden * heads * value if c.text.get("mla_use_output_gate") else 0
-        return query + latent + heads * value * hidden + gate + _indexer(c, hidden, q_rank)
+        down = hidden * (q_rank + rank + rope)
+        return Counter(
+            {
+                "attention": query + up + heads * value * hidden + gate,
+                "mla": down + _indexer(c, hidden, q_rank),
+            }
+        )
     size = head_dim_of(c, heads, mixer)
     value = c.whole("v_head_dim", size)
     if c.whole("o_lora_rank"):
         low = c.whole("o_lora_rank")
-        query = hidden * q_rank + q_rank * heads * size
         output = heads * size * low + c.whole("o_groups", 1) * low * hidden
-        return query + hidden * kv * size + output + _indexer(c, hidden, q_rank)
+        down = hidden * q_rank + hidden * kv * size
+        return Counter(
+            {"attention": q_rank * heads * size + output, "mla": down + _indexer(c, hidden, q_rank)}
+        )
     query = hidden * heads * size * (2 if c.text.get("attn_output_gate") else 1)
-    return query + hidden * kv * (size + value) + heads * value * hidden
+    return Counter({"attention": query + heads * value * hidden, "kv_proj": hidden * kv * (size + value)})
 
 
 def head_dim_of(c: Config, heads: int, mixer: Mixer = "sliding") -> int:

@@ -141,6 +141,16 @@ def card_of(
         mtp_layers=mtp,
         files=tuple(files),
         notes=tuple(notes),
+        intermediate_size=facts.largest("feed_forward_length"),
+        moe_intermediate_size=(
+            (facts.largest("expert_feed_forward_length") or facts.largest("feed_forward_length"))
+            if experts
+            else None
+        ),
+        shared_experts=facts.whole("expert_shared_count", 0) if experts else 0,
+        encoder_decoder=facts.architecture == "t5",
+        index_head_dim=facts.whole("attention.indexer.key_length", 0) or None,
+        compressed_attention=facts.has("attention.compress_ratios"),
     )
 
 
@@ -170,6 +180,10 @@ class _Facts:
         """A number, or the largest where the file gives one a layer."""
         value = self.get(key)
         return self._sensible(key, max(value, default=0) if isinstance(value, tuple) else value, 0, 1 << 40)
+
+    def largest(self, key: str) -> int | None:
+        """`most`, None where the file does not say."""
+        return self.most(key) or None if self.has(key) else None
 
     def per_layer(self, key: str, layers: int, *, default: int | None) -> tuple[int, ...]:
         """One number a layer; () where the key is missing and `default` is None."""

@@ -150,10 +150,10 @@ def _transformers_card(remote: Remote, name: str) -> ModelCard:
         else {}
     )
     template = any(f in files for f in huggingface.TEMPLATE_FILES)
-    if not template and "tokenizer_config.json" in files:
-        template = huggingface.has_template(
-            remote.json("tokenizer_config.json", huggingface.MAX_TOKENIZER_CONFIG_BYTES)
-        )
+    tokenizer: dict[str, Any] = {}
+    if (not template or "auto_map" in config) and "tokenizer_config.json" in files:
+        tokenizer = remote.json("tokenizer_config.json", huggingface.MAX_TOKENIZER_CONFIG_BYTES)
+        template = template or huggingface.has_template(tokenizer)
     index = None
     if safetensors.INDEX in files:
         text = remote.whole(safetensors.INDEX, safetensors.MAX_INDEX_BYTES)
@@ -171,6 +171,7 @@ def _transformers_card(remote: Remote, name: str) -> ModelCard:
             name=name,
             path=None,
             chat_template=template,
+            tokenizer_code=bool(tokenizer.get("auto_map")),
             beside=beside,
             files=shards,
             header=safetensors.together(headers) if headers else None,

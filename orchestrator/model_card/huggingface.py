@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.model_card import estimate, safetensors
+from orchestrator.model_card import estimate, identity, safetensors, weight_groups
 from orchestrator.model_card.card import HybridState, ModelCard
 from orchestrator.model_card.config import Config, Layers, layers_of, number_in
 from orchestrator.model_card.quantization import dtype_bytes, quantization_of
@@ -32,8 +32,10 @@ def read_folder(folder: Path, source: str, name: str) -> ModelCard:
         beside = read_json(folder / "hf_quant_config.json", MAX_CONFIG_BYTES)
     weights = safetensors.read_folder(folder)
     template = any((folder / f).exists() for f in TEMPLATE_FILES)
-    if not template and (folder / "tokenizer_config.json").exists():
-        template = has_template(read_json(folder / "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES))
+    tokenizer: dict[str, Any] = {}
+    if (not template or "auto_map" in config) and (folder / "tokenizer_config.json").exists():
+        tokenizer = read_json(folder / "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
+        template = template or has_template(tokenizer)
     try:
         return card_of(
             config,
@@ -41,6 +43,7 @@ def read_folder(folder: Path, source: str, name: str) -> ModelCard:
             name=name,
             path=str(folder.absolute()),
             chat_template=template,
+            tokenizer_code=bool(tokenizer.get("auto_map")),
             beside=beside,
             files=weights[0] if weights else [],
             header=weights[1] if weights else None,
@@ -61,13 +64,15 @@ def card_of(
     name: str,
     path: str | None,
     chat_template: bool = False,
+    tokenizer_code: bool = False,
     beside: Mapping[str, Any] | None = None,
     files: list[str] | None = None,
     header: SafetensorsHeader | None = None,
 ) -> ModelCard:
     """config.json (and, where there are weights, their headers) to a card. Raises Damaged.
 
-    `beside` is ModelOpt's hf_quant_config.json. Without a header the weights are estimated.
+    `beside` is ModelOpt's hf_quant_config.json. Without a header the weights are estimated. `tokenizer_code`:
+    the tokenizer needs code of the repository.
     """
     c = Config(config)
     layers = layers_of(c)
@@ -97,6 +102,12 @@ def card_of(
         counted = sum(header.elements.values())
     slides = tuple(m == "sliding" for m in layers.mixers)
     experts = c.fact("experts", 0)
+    groups = estimate.weight_groups_of(parameters, quantization, plain)
+    if header is not None and header.groups:
+        query = sum(heads * head_dim for m in layers.mixers if m in ("full", "sliding"))
+        groups = weight_groups.collected(
+            header.groups, count, query=query, kv=sum(kv) * (head_dim + value_dim)
+        )
     return ModelCard(
         source=source,
         name=name,
@@ -131,6 +142,10 @@ def card_of(
         mtp_layers=c.fact("mtp", 0),
         files=tuple(files or ()),
         notes=_notes(c),
+        expert_layers=tuple(f == "experts" for f in layers.feeds) if experts else None,
+        tied_embeddings=estimate.tied(c) and "lm_head" not in groups,
+        weight_groups=groups,
+        **identity.of(c, beside or {}, tokenizer_code=tokenizer_code),
     )
 
 
@@ -176,18 +191,52 @@ def _hybrid(c: Config, layers: Layers, plain_bytes: int) -> HybridState | None:
         kernel = c.whole("linear_conv_kernel_dim", 4)
         conv = (2 * keys * key_dim + values * value_dim) * (kernel - 1)
         size = values * key_dim * value_dim * state_bytes + conv * plain_bytes
-        return HybridState(len(held), size or None, keys, values, key_dim, value_dim, kernel)
+        matrix = values * key_dim * value_dim * state_bytes
+        return HybridState(
+            len(held),
+            size or None,
+            keys,
+            values,
+            key_dim,
+            value_dim,
+            kernel,
+            kind="delta",
+            matrix_bytes=matrix or None,
+            column_bytes=conv // max(1, kernel - 1) * plain_bytes,
+        )
     if held[0] == "kda":
         table = c.table("linear_attn_config")
         heads, dim = number_in(table, "num_heads"), number_in(table, "head_dim")
         kernel = number_in(table, "short_conv_kernel_size", 4)
         size = heads * dim * dim * 4 + 3 * heads * dim * (kernel - 1) * plain_bytes
-        return HybridState(len(held), size or None, heads, heads, dim, dim, kernel)
+        return HybridState(
+            len(held),
+            size or None,
+            heads,
+            heads,
+            dim,
+            dim,
+            kernel,
+            kind="kda",
+            matrix_bytes=heads * dim * dim * 4 or None,
+            column_bytes=3 * heads * dim * plain_bytes,
+        )
     inner, groups, state, heads = estimate.mamba_sizes(c)
     kernel = c.whole("conv_kernel") or c.whole("mamba_d_conv", 4)
     size = inner * state * state_bytes + (inner + 2 * groups * state) * (kernel - 1) * plain_bytes
     head = inner // heads if heads else None
-    return HybridState(len(held), size or None, groups or None, heads or None, state, head, kernel)
+    return HybridState(
+        len(held),
+        size or None,
+        groups or None,
+        heads or None,
+        state,
+        head,
+        kernel,
+        kind="mamba",
+        matrix_bytes=inner * state * state_bytes or None,
+        column_bytes=(inner + 2 * groups * state) * plain_bytes,
+    )
 
 
 def _context(c: Config) -> int:

@@ -10,10 +10,11 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from orchestrator.model_card import weight_groups
 from orchestrator.model_card.reading import (
     Bytes,
     Damaged,
@@ -35,11 +36,13 @@ SINGLE = "model.safetensors"
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
     """`data_bytes` is what the tensors take; `elements` maps a dtype ("BF16") to how many there are of it;
-    `layers` is one more than the highest layer that a tensor's name has, 0 where no name has one."""
+    `layers` is one more than the highest layer that a tensor's name has, 0 where no name has one. `groups`
+    are bytes by layer (None outside of layers) and group (`weight_groups.group_of`)."""
 
     data_bytes: int
     elements: Mapping[str, int]
     layers: int = 0
+    groups: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
 
 
 def read_header(source: Bytes) -> SafetensorsHeader:
@@ -62,11 +65,13 @@ def read_header(source: Bytes) -> SafetensorsHeader:
         raise Damaged(f"has a header that {e}") from None
     data.pop("__metadata__", None)
     elements: Counter[str] = Counter()
+    groups: Counter[tuple[int | None, str]] = Counter()
     total = end = layers = 0
     for name, entry in data.items():
         dtype, count, begin, stop = _entry(name, entry)
         elements[dtype] += count
         total += stop - begin
+        groups[weight_groups.group_of(name)] += stop - begin
         end = max(end, stop)
         for number in _LAYER.findall(name[:1024]):
             layers = max(layers, int(number) + 1)
@@ -74,7 +79,7 @@ def read_header(source: Bytes) -> SafetensorsHeader:
         raise Damaged(f"has tensors that overlap or leave holes: {total:,} bytes in {end:,}")
     if 8 + length + end > source.size:
         raise Damaged(f"is cut: {source.size:,} bytes of {8 + length + end:,} are there")
-    return SafetensorsHeader(data_bytes=total, elements=dict(elements), layers=layers)
+    return SafetensorsHeader(data_bytes=total, elements=dict(elements), layers=layers, groups=dict(groups))
 
 
 def _entry(name: str, entry: Any) -> tuple[str, int, int, int]:
@@ -158,7 +163,9 @@ def checked(source: Bytes) -> SafetensorsHeader:
 def together(headers: list[SafetensorsHeader]) -> SafetensorsHeader:
     """The headers of all shards as one."""
     elements: Counter[str] = Counter()
+    groups: Counter[tuple[int | None, str]] = Counter()
     for header in headers:
         elements.update(header.elements)
+        groups.update(header.groups)
     layers = max((h.layers for h in headers), default=0)
-    return SafetensorsHeader(sum(h.data_bytes for h in headers), dict(elements), layers)
+    return SafetensorsHeader(sum(h.data_bytes for h in headers), dict(elements), layers, dict(groups))

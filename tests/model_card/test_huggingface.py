@@ -16,6 +16,7 @@ from orchestrator.model_card import read_card
 from orchestrator.model_card.huggingface import card_of
 from orchestrator.model_card.reading import Damaged
 from orchestrator.model_card.safetensors import read_header
+from orchestrator.model_card.weight_groups import group_of
 
 PUBLISHED = [
     json.loads(line) for line in (Path(__file__).parent / "configs.jsonl").read_text().splitlines() if line
@@ -367,3 +368,117 @@ def test_what_is_neither_path_nor_hub_id_is_not_found(source: str) -> None:
     with pytest.raises(LlmserveError) as e:
         read_card(source, offline=True)
     assert (e.value.code, e.value.exit_code) == ("model_not_found", 3)
+
+
+LLAMA_TENSORS: dict[str, tuple[str, list[int], int]] = {
+    "model.embed_tokens.weight": ("BF16", [40, 64], 5120),
+    "lm_head.weight": ("BF16", [40, 64], 5120),
+    "model.norm.weight": ("BF16", [64], 128),
+} | {
+    f"model.layers.{layer}.{name}.weight": ("BF16", shape, 2 * shape[0] * (shape[1] if len(shape) > 1 else 1))
+    for layer in (0, 1, 2)
+    for name, shape in {
+        "input_layernorm": [64],
+        "self_attn.q_proj": [64, 64],
+        "self_attn.k_proj": [32, 64],
+        "self_attn.v_proj": [32, 64],
+        "self_attn.o_proj": [64, 64],
+        "mlp.gate_proj": [128, 64],
+    }.items()
+}
+
+
+def test_stored_bytes_are_grouped_by_what_engines_split(tmp_path: Path) -> None:
+    # the config names two layers: the third is multi-token prediction
+    path = folder(tmp_path / "m", CONFIG | {"tie_word_embeddings": False})
+    (path / "model.safetensors").write_bytes(safetensors(LLAMA_TENSORS))
+    c = read_card(str(path))
+    assert c.weight_groups == {
+        "embedding": 5120,
+        "lm_head": 5120,
+        "attention": 2 * 2 * 8192,
+        "kv_proj": 2 * 2 * 4096,
+        "mlp": 2 * 16384,
+        "norm": 128 + 2 * 128,
+        "mtp": 128 + 2 * 8192 + 2 * 4096 + 16384,
+    }
+    assert sum(c.weight_groups.values()) == c.weights_bytes
+
+
+@pytest.mark.parametrize(
+    ("tensor", "group"),
+    [
+        ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "mla"),
+        ("model.layers.3.self_attn.indexer.wq_b.weight", "mla"),
+        ("model.layers.3.self_attn.kv_b_proj.weight_scale_inv", "attention"),
+        ("model.layers.3.self_attn.kv_a_layernorm.weight", "norm"),
+        ("model.layers.3.mlp.experts.17.down_proj.weight", "experts"),
+        ("model.layers.3.mlp.experts.gate_up_proj_blocks", "experts"),
+        ("model.layers.3.block_sparse_moe.experts.1.w2.weight", "experts"),
+        ("model.layers.3.mlp.shared_experts.up_proj.weight", "shared"),
+        ("model.layers.3.mlp.gate.weight", "router"),
+        ("model.layers.3.mlp.gate_proj.weight", "mlp"),
+        ("model.layers.3.linear_attn.in_proj_qkvz.weight", "recurrent"),
+        ("backbone.layers.3.mixer.conv1d.weight", "recurrent"),
+        ("visual.blocks.3.attn.qkv.weight", "vision"),
+        ("model.visual.merger.mlp.0.weight", "vision"),
+        ("mtp.layers.0.mlp.experts.1.up_proj.weight", "mtp"),
+        ("transformer.h.3.attn.c_attn.weight", "qkv"),
+        ("model.something_new.weight", "norm"),
+    ],
+)
+def test_a_tensor_is_known_by_its_name(tensor: str, group: str) -> None:
+    assert group_of(tensor)[1] == group
+
+
+@pytest.mark.parametrize("case", PUBLISHED, ids=[c["model"] for c in PUBLISHED])
+def test_estimated_groups_add_up_to_the_weights(case: dict[str, Any]) -> None:
+    c = published(case["model"])
+    assert sum(c.weight_groups.values()) == pytest.approx(c.weights_bytes, abs=20)
+
+
+def test_latent_attention_keeps_its_down_projections_on_every_rank() -> None:
+    c = of(
+        kv_lora_rank=32,
+        q_lora_rank=48,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        num_key_value_heads=4,
+    )
+    assert c.weight_groups["mla"] == 2 * 2 * 64 * (48 + 32 + 8)
+    assert "kv_proj" not in c.weight_groups
+
+
+def test_identity_comes_from_the_config() -> None:
+    c = of(
+        architectures=["NewForConditionalGeneration"],
+        model_type="brand_new",
+        auto_map={"AutoConfig": "configuration_new.NewConfig"},
+        vision_config={"hidden_size": 8},
+        num_experts=4,
+        moe_intermediate_size=32,
+        n_shared_experts=1,
+        quantization_config={
+            "quant_method": "fp8",
+            "ignore": ["a" * 9] * 999,
+            "weight_block_size": [128, 128],
+        },
+    )
+    assert c.architectures == ("NewForConditionalGeneration",)
+    assert (c.model_type, c.needs_remote_code, c.multimodal) == ("brand_new", True, True)
+    assert (c.intermediate_size, c.moe_intermediate_size, c.shared_experts) == (128, 32, 1)
+    assert c.expert_layers == (True, True)
+    assert c.quantization_config == {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def test_a_known_model_with_an_auto_map_runs_no_code_of_the_repository() -> None:
+    mapped = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    assert not of(model_type="deepseek_v3", auto_map=mapped).needs_remote_code
+    assert not of(auto_map={"AutoModelForCausalLM": "modeling.M"}).needs_remote_code
+
+
+def test_an_encoder_decoder_is_told_apart() -> None:
+    assert of(model_type="t5").encoder_decoder
+    assert of(is_encoder_decoder=True).encoder_decoder
+    assert not of().encoder_decoder

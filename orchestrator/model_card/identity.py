@@ -1,0 +1,85 @@
+"""What kind of model a config.json describes: classes, modalities, whether its code must be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.model_card.config import Config, tables
+
+_OTHER_SENSES = (
+    "vision_config",
+    "visual",
+    "audio_config",
+    "vision_tower",
+    "mm_vision_tower",
+    "image_token_id",
+    "image_token_index",
+    "img_processor",
+    "audio_processor",
+)
+_MAX_SMALL_BYTES = 2048
+
+
+def of(c: Config, beside: Mapping[str, Any], *, tokenizer_code: bool) -> dict[str, Any]:
+    """The card's fields on identity, by name. `beside` is ModelOpt's hf_quant_config.json."""
+    experts = c.fact("experts", 0)
+    wide = c.fact("feed_forward", 0)
+    shared = 0
+    if experts:
+        shared = c.fact("shared_experts", 0) or int(
+            bool(c.fact("shared_feed_forward", 0)) or c.model_type.startswith("llama4")
+        )
+    kinds = {c.model_type, str(c.outer.get("model_type"))}
+    return {
+        "architectures": _architectures(c),
+        "model_type": str(c.outer.get("model_type") or c.model_type)[:64] or None,
+        "quantization_config": _quantization(c, beside),
+        "rope_scaling": _rope(c),
+        "intermediate_size": c.fact("dense_feed_forward", 0) or wide or None,
+        "moe_intermediate_size": (c.fact("expert_feed_forward", 0) or wide or None) if experts else None,
+        "shared_experts": shared,
+        "needs_remote_code": tokenizer_code or _runs_code(c),
+        "multimodal": any(c.outer.get(k) is not None for k in _OTHER_SENSES),
+        "encoder_decoder": c.get("is_encoder_decoder") is True
+        or bool(kinds & set(tables()["encoder_decoder"])),
+        "index_head_dim": c.whole("index_head_dim") or None,
+        "compressed_attention": bool(c.text.get("compress_ratios")),
+    }
+
+
+def _architectures(c: Config) -> tuple[str, ...]:
+    for config in (c.outer, c.text):
+        named = config.get("architectures")
+        if isinstance(named, list):
+            return tuple(n[:128] for n in named[:8] if isinstance(n, str))
+    return ()
+
+
+def _runs_code(c: Config) -> bool:
+    """transformers asks to run a repository's code where auto_map names a configuration class and it has
+    none of its own for the model type (dynamic_module_utils.resolve_trust_remote_code)."""
+    mapped = c.outer.get("auto_map")
+    named = isinstance(mapped, dict) and "AutoConfig" in mapped
+    return named and str(c.outer.get("model_type")) not in tables()["native_despite_auto_map"]
+
+
+def _quantization(c: Config, beside: Mapping[str, Any]) -> dict[str, Any] | None:
+    table = c.table("quantization_config") or c.table("compression_config")
+    own = beside.get("quantization")
+    if not table and isinstance(own, dict):
+        table = {"quant_method": "modelopt"} | own
+    return {k: v for k, v in table.items() if _small(v)} or None
+
+
+def _rope(c: Config) -> dict[str, Any] | None:
+    table = c.table("rope_scaling") or c.table("rope_parameters")
+    return {k: v for k, v in table.items() if _small(v)} or None
+
+
+def _small(value: Any) -> bool:
+    try:
+        return len(json.dumps(value)) <= _MAX_SMALL_BYTES
+    except (TypeError, ValueError, RecursionError):
+        return False
