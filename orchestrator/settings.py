@@ -72,19 +72,24 @@ def config() -> Config:
         raise error("bad_config", document.path, found) from None
 
 
-def engines() -> dict[str, dict[str, Any]]:
-    """`engines.yaml`: `{name: {kind, path, env}}` in the file's order; empty where there is none.
+def is_engine_name(name: str) -> bool:
+    """Whether an entry of `engines.yaml` can have this name."""
+    return re.fullmatch(_NAME, name) is not None and name != "auto"
+
+
+def engines(file: Path | None = None) -> dict[str, dict[str, Any]]:
+    """`engines.yaml`, or another file: `{name: {kind, path, env}}` in its order; empty where there is none.
 
     `path` is absolute; whether a program is there is for the engine's probe to say.
     Raises LlmserveError (exit 2, code "bad_engines") with every problem as a violation.
     """
-    document = _read(engines_file(), "bad_engines")
+    document = _read(file or engines_file(), "bad_engines")
     if document is None:
         return {}
     entries: dict[str, dict[str, Any]] = {}
     problems: list[Problem] = []
     for name, raw in document.data.items():
-        if not re.fullmatch(_NAME, name) or name == "auto":
+        if not is_engine_name(name):
             message = f"`{shown(name)}` cannot be an engine's name"
             remedy = "use letters, digits, . _ - and not the word auto"
             problems.append(Problem((name,), "bad_key", message, remedy))
