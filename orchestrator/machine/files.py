@@ -23,6 +23,7 @@ A person writes:
         bandwidth_gbps: 16      # optional: GB/s one way of such a link
     links: cross-socket         # optional: between GPUs of different entries; the same words, or unknown
     nodes: 1                    # machines like this one
+    node_link_gbps: 400         # optional: GB/s one way between two of them, all ports of a node
 
 GPUs get the UUIDs GPU-file-0, GPU-file-1, ...
 """
@@ -164,4 +165,5 @@ def _expand(path: Path, file: MachineFile) -> Machine:
         cuda_version=file.cuda_version,
         nodes=file.nodes,
         notes=tuple(file.notes),
+        node_link_gbps=file.node_link_gbps,
     )

@@ -53,7 +53,8 @@ class Machine:
     """`cpus` is the number of cores' worth of time this process may use (affinity and quota, may be a
     fraction); `physical_cores` those among the allowed logical CPUs. `memory_limit_bytes` is the smaller
     of RAM and cgroup limit; `memory_available_bytes` what can be had now. `source` is "measured" or the file.
-    `nodes` above 1 only in machine files.
+    `nodes` above 1 only in machine files; `node_link_gbps` is the network between two of them, GB/s one way a
+    node, None where it is not known.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Machine:
     cuda_version: str | None = None
     nodes: int = 1
     notes: tuple[str, ...] = ()
+    node_link_gbps: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, JSON types only, with `schema_version`."""

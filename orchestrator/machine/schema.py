@@ -90,6 +90,7 @@ class MachineFile(BaseModel):
     driver_version: Name | None = None
     cuda_version: Name | None = None
     nodes: int = Field(default=1, ge=1, le=1 << 16)
+    node_link_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     notes: list[str] = []
 
     @model_validator(mode="after")
