@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -7,11 +8,16 @@ import typer
 from orchestrator.cli.output import Json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
+    from orchestrator.engine_environments.tool import Progress
     from orchestrator.engines.base import Flag, Installation
 
-engines = typer.Typer(no_args_is_help=True, help="Engines: which are installed here, and what they take.")
+engines = typer.Typer(
+    no_args_is_help=True, help="Engines: which are installed here, what they take, and installing them."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def _names(incomplete: str) -> list[str]:
     return [i.name for i in _found() if i.name.startswith(incomplete)]
+
+
+def _kinds(incomplete: str) -> list[str]:
+    from orchestrator.engine_environments import recipes
+
+    return [kind for kind in recipes.kinds() if kind.startswith(incomplete)]
+
+
+def _entries(incomplete: str) -> list[str]:
+    from orchestrator import settings
+
+    return [name for name in settings.engines() if name.startswith(incomplete)]
 
 
 @engines.command("list", epilog="Example: llmserve engines list")
@@ -42,7 +60,10 @@ def list_engines(json_output: Json = False) -> None:
             notes.print(f"{i.name} → {i.extras['remedy']}", soft_wrap=True, markup=False)
     if all(i.extras.get("broken") for i in found):
         notes.print(
-            "→ pip install 'llmserve[edge]' brings the embedded llama.cpp", soft_wrap=True, markup=False
+            "→ llmserve engines install vllm (or llamacpp) installs one; "
+            "pip install 'llmserve[edge]' brings the embedded llama.cpp",
+            soft_wrap=True,
+            markup=False,
         )
 
 
@@ -78,9 +99,15 @@ def probe(
     con = output.console()
     for i in chosen:
         said = f"{escape(i.version)}: {len(i.flags)} flags"
+        if i.extras.get("device"):
+            said += f", for {escape(i.extras['device'])}"
+        if i.captured:
+            said += ", captured: not installed here"
         if i.extras.get("broken"):
             said = f"broken: {escape(i.extras['broken'])}"
         con.print(f"[bold]{escape(i.name)}[/] {said}", soft_wrap=True)
+        if not i.captured:
+            con.print(f"  {escape(_row(i)['path'])}", overflow="fold")
         if name is None:
             continue
         table = Table(box=None, pad_edge=False)
@@ -91,6 +118,104 @@ def probe(
             value = "|".join(f.choices) or ("…" if f.takes_value else "")
             table.add_row(escape(", ".join(f.spellings)), escape(value), escape(f.default or ""))
         con.print(table)
+
+
+@engines.command(epilog="Example: llmserve engines install vllm")
+def install(
+    kind: Annotated[str, typer.Argument(help="vllm, sglang or llamacpp.", autocompletion=_kinds)],
+    version: Annotated[
+        str | None, typer.Option("--version", help="The engine's version; the tested one when left out.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Its name in engines.yaml; package and version when left out."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cuda or cpu; what this machine has when left out.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Install an engine into a private environment of its own and enter it in engines.yaml.
+
+    Packages come by pip or uv, from the index they are set to. What is installed already is left.
+    """
+    from orchestrator.cli import output
+    from orchestrator.engine_environments.install import install as make
+
+    with _progress() as progress:
+        done = make(kind, version=version, name=name, device=device, progress=progress)
+    if json_output:
+        output.emit({"engine": _row(done.installation), "made": done.made, "note": done.note})
+        return
+    from rich.markup import escape
+
+    con = output.console()
+    e = done.environment
+    how = "is installed" if done.made else "is here already"
+    con.print(f"{escape(e.name)} {how}: {e.package} {e.version} for {e.device}", soft_wrap=True)
+    con.print(f"  {escape(str(e.folder))}", soft_wrap=True)
+    if done.note:
+        con.print(f"  note: {escape(done.note)}", soft_wrap=True)
+    con.print(f"next: llmserve launch --goal throughput --engine {escape(e.name)} --model …", soft_wrap=True)
+
+
+@engines.command(epilog="Example: llmserve engines remove vllm-0.33.0")
+def remove(
+    name: Annotated[str, typer.Argument(help="A name in engines.yaml.", autocompletion=_entries)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Take an engine out of engines.yaml, and delete its environment if `engines install` made it."""
+    import sys
+
+    from orchestrator.cli import output
+    from orchestrator.engine_environments import remove as removing
+    from orchestrator.errors import usage
+
+    removal = removing.plan(name)
+    what = f"{removal.environment.folder} and its entry" if removal.environment else f"the entry {name}"
+    if not yes:
+        if json_output or not sys.stdin.isatty():
+            raise usage("not_confirmed", f"{what} would be removed", "say --yes")
+        typer.confirm(f"remove {what}?", abort=True, err=True)
+    done = removing.remove(name)
+    folder = str(done.environment.folder) if done.environment else None
+    if json_output:
+        output.emit({"removed": name, "entry": done.entry, "environment": folder})
+        return
+    from rich.markup import escape
+
+    output.console().print(
+        f"removed: {escape(name)}" + (f", {escape(folder)}" if folder else ""), soft_wrap=True
+    )
+    if folder is None:
+        output.notes().print("only its entry: what it names was not made by llmserve", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """A spinner with the step and its time on a terminal; elsewhere a line a step, and one every 30 s."""
+    from rich.markup import escape
+
+    from orchestrator.cli import output
+
+    con = output.notes()
+    said, beats = "", 0
+    if not con.is_terminal:
+
+        def line(what: str, seconds: float) -> None:
+            nonlocal said, beats
+            if what != said:
+                said, beats = what, 0
+                con.print(f"{escape(what)} …", soft_wrap=True)
+            elif seconds // 30 > beats:
+                beats = int(seconds // 30)
+                con.print(f"  {seconds:.0f} s", soft_wrap=True)
+
+        yield line
+        return
+    with con.status("") as spinner:
+        yield lambda what, seconds: spinner.update(f"{escape(what)}  {seconds:.0f} s")
 
 
 def _found() -> list[Installation]:
@@ -113,7 +238,7 @@ def _table(found: list[Installation]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("ENGINE", "KIND", "VERSION"):
+    for heading in ("ENGINE", "KIND", "VERSION", "DEVICE"):
         table.add_column(heading, overflow="fold")
     table.add_column("STATE", overflow="fold", min_width=6)
     table.add_column("PROGRAM", overflow="fold")
@@ -121,7 +246,11 @@ def _table(found: list[Installation]) -> Table:
         why = i.extras.get("broken")
         # the program stands beside it
         state = f"[red]broken[/]: {escape(why.rpartition('cannot be used: ')[2])}" if why else "[green]ok[/]"
-        table.add_row(escape(i.name), i.kind, escape(i.version or "-"), state, escape(_row(i)["path"]))
+        row = _row(i)
+        if row["state"] == "captured":
+            state, row["path"] = "[yellow]captured[/]", "not installed: for planning alone"
+        cells = (i.name, i.kind, i.version or "-", row["device"] or "-")
+        table.add_row(*map(escape, cells), state, escape(row["path"]))
     return table
 
 
@@ -134,7 +263,8 @@ def _row(i: Installation) -> dict[str, Any]:
         "argv": list(i.argv),
         "env": sorted(i.env),
         "captured": i.captured,
-        "state": "broken" if i.extras.get("broken") else "ok",
+        "device": i.extras.get("device"),
+        "state": "broken" if i.extras.get("broken") else "captured" if i.captured else "ok",
         "problem": i.extras.get("broken"),
         "remedy": i.extras.get("remedy"),
     }
