@@ -93,7 +93,8 @@ def _row(action: argparse.Action) -> dict[str, Any]:
     row: dict[str, Any] = {"spellings": list(action.option_strings), "type": _type(action)}
     if action.nargs in ("?", "*", "+"):
         row["nargs"] = action.nargs
-    choices = [_text(c) for c in action.choices or () if c is not None]
+    offered = action.choices or ()
+    choices = [_text(c) for c in (sorted(offered) if isinstance(offered, set) else offered) if c is not None]
     if choices:
         row["choices"] = choices
     default = _text(action.default)
