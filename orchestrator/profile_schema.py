@@ -20,6 +20,7 @@ EngineKind = Literal["vllm", "sglang", "llamacpp"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """The form of a name that may become a file's, a folder's or a deployment's."""
 
+_ENGINE = NAME[:-1] + r"(@[0-9][0-9A-Za-z.+-]{0,30})?$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _WEEK_S = 604_800
 
@@ -153,8 +154,8 @@ class Profile(_Strict):
     """What the server is for: see `llmserve goals`."""
     model: _Text | None = None
     """Model to serve where no --model is given: a file, a folder, a hub id, or a known name."""
-    engine: Annotated[str, Field(pattern=NAME)] = "auto"
-    """auto, or a name from engines.yaml."""
+    engine: Annotated[str, Field(pattern=_ENGINE)] = "auto"
+    """auto, a name from engines.yaml, or to plan for what is not here vllm, sglang, vllm@0.27.1."""
     workload: Workload = Workload()
     slo: Slo = Slo()
     levers: dict[str, Any] = {}

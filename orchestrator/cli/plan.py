@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli import output
 from orchestrator.cli import plan_options as options
+
+if TYPE_CHECKING:
+    from orchestrator.plan import Plan
+    from orchestrator.planning.request import PlanInputs
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +32,15 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Every lever with its rule and what was rejected.")
     ] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            "--diff",
+            metavar="stock|PROFILE",
+            help="Only what differs from the engine's own defaults, or from another profile's plan.",
+            show_default=False,
+        ),
+    ] = None,
     json_output: output.Json = False,
 ) -> None:
     """Decide every lever for a goal, model, engine and machine; show it with its reasons."""
@@ -51,6 +64,9 @@ def plan(
             progress=progress,
         )
     made = make_plan(inputs)
+    if diff is not None and not made.violations:
+        _differences(inputs, made, diff, json_output)
+        return
     if json_output:
         output.emit(plan_view.refused_json(made) if made.violations else made.to_json())
         raise typer.Exit(Exit.REFUSED if made.violations else Exit.DONE)
@@ -69,6 +85,28 @@ def plan(
         con.print(f"\nnext: {what}\n      {launch}", style="dim", markup=False, soft_wrap=True)
     if not explain:
         con.print(f"      {_same('plan')} --explain", style="dim", markup=False, soft_wrap=True)
+
+
+def _differences(inputs: PlanInputs, made: Plan, other: str, json_output: bool) -> None:
+    from dataclasses import replace
+
+    from orchestrator import profiles
+    from orchestrator.cli import plan_diff, plan_view
+    from orchestrator.planning.planner import make_plan
+
+    if other == plan_diff.STOCK:
+        gpu = inputs.machine.gpus[0] if inputs.machine.gpus else None
+        stock = {n: inputs.engine.stock(n, inputs.installation, gpu=gpu) for n in made.levers}
+        rows, what = plan_diff.against_stock(made, stock), f"{made.engine.kind} alone"
+    else:
+        theirs = make_plan(replace(inputs, resolved=profiles.resolve(profile=other)))
+        if theirs.violations:
+            raise plan_view.refusal(theirs)
+        rows, what = plan_diff.against_plan(made, theirs), other
+    if json_output:
+        output.emit({"goal": made.goal, "against": other, "diff": rows})
+        return
+    plan_diff.show(output.console(), rows, what)
 
 
 def _same(command: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import Exit, LlmserveError
@@ -150,13 +150,31 @@ def _explained(con: Console, name: str, d: Decision) -> None:
 
 
 def _memory(con: Console, plan: Plan) -> None:
-    """One bar for all that is used: on the host, or on host and devices together."""
+    """Bars of what is used: of host and devices together, or of each kind of device."""
     from orchestrator.planning.words import count, size
 
     def of(name: str) -> int:
-        return int(plan.predictions[name].value or 0)
+        return int(plan.predictions[name].value or 0) if name in plan.predictions else 0
 
-    there = of("host_memory_available_bytes") + of("gpu_memory_available_bytes")
+    if "gpu_memory_requested_bytes" in plan.predictions:
+        _device_bar(con, plan, of)
+    else:
+        _host_bar(con, of)
+    tokens = plan.predictions["kv_cache_tokens"].value
+    token = (
+        of("kv_bytes_per_token_per_gpu")
+        if "kv_bytes_per_gpu" in plan.predictions
+        else of("kv_bytes_per_token")
+    )
+    at_once = f"{count(of('max_concurrency'), 'request')} of the workload at once"
+    if tokens is None:
+        con.print("[dim]KV[/]       how many tokens it holds is unknown before the start")
+    else:
+        con.print(f"[dim]KV[/]       {int(tokens)} tokens of {size(token)}; {at_once}")
+    _speed(con, plan)
+
+
+def _host_bar(con: Console, of: Callable[[str], int]) -> None:
     parts = [
         ("weights", of("weights_bytes"), "blue", "█"),
         ("KV", of("kv_bytes"), "green", "▓"),
@@ -164,20 +182,64 @@ def _memory(con: Console, plan: Plan) -> None:
         ("prompt cache", of("prompt_cache_bytes"), "magenta", "░"),
         ("other", of("other_bytes"), "white", "▪"),
     ]
+    there = of("host_memory_available_bytes") + of("gpu_memory_available_bytes")
+    _bar(con, "memory", parts, there)
+
+
+def _device_bar(con: Console, plan: Plan, of: Callable[[str], int]) -> None:
+    """One bar for each device that the plan uses: the fullest rank's, as all are cut to it."""
+    parts = [
+        ("weights", of("weights_bytes_per_gpu") + of("draft_bytes_per_gpu"), "blue", "█"),
+        ("KV", of("kv_bytes_per_gpu"), "green", "▓"),
+        ("activations", of("activation_bytes_per_gpu"), "yellow", "▒"),
+        ("graphs", of("graph_bytes_per_gpu"), "magenta", "░"),
+        ("other", of("non_torch_bytes_per_gpu") + of("margin_bytes_per_gpu"), "white", "▪"),
+    ]
+    used = plan.layout.get("devices") or []
+    names = {g["uuid"]: f"GPU {i}" for i, g in enumerate(plan.machine["gpus"])}
+    shown = [names.get(uuid, uuid) for uuid in used] or ["memory"]
+    label = (
+        shown[0]
+        if len(shown) == 1
+        else f"GPU {shown[0].removeprefix('GPU ')}-{shown[-1].removeprefix('GPU ')}"
+    )
+    consecutive = [int(n.removeprefix("GPU ")) for n in shown if n.startswith("GPU ")]
+    if len(shown) > 1 and consecutive != list(range(consecutive[0], consecutive[0] + len(shown))):
+        label = f"{len(shown)} GPUs"
+    _bar(con, label, parts, of("gpu_memory_bytes"), each=len(shown) > 1)
+
+
+def _bar(
+    con: Console, label: str, parts: list[tuple[str, int, str, str]], there: int, *, each: bool = False
+) -> None:
+    from orchestrator.planning.words import size
+
     used = sum(n for _, n, _, _ in parts)
     scale = max(there, used, 1)
     bar = "".join(f"[{c}]{sign * _cells(n, scale)}[/]" for _, n, c, sign in parts if n)
     free = max(0, _BAR - sum(_cells(n, scale) for _, n, _, _ in parts))
-    con.print(f"[dim]memory[/]   {bar}[dim]{'·' * free}[/] {size(used)} of {size(there)}")
+    con.print(
+        f"[dim]{label:8}[/] {bar}[dim]{'·' * free}[/] {size(used)} of {size(there)}{' each' if each else ''}"
+    )
     legend = [f"[{c}]{sign}[/] {what} {size(n)}" for what, n, c, sign in parts if n]
     con.print(f"         {'  '.join(legend[:3])}")
     if legend[3:]:
         con.print(f"         {'  '.join(legend[3:])}")
-    tokens, token = of("kv_cache_tokens"), of("kv_bytes_per_token")
-    at_once = f"{count(of('max_concurrency'), 'request')} of the workload at once"
-    con.print(f"[dim]KV[/]       {tokens} tokens of {size(token)}; {at_once}")
-    if plan.predictions["output_tokens_per_s"].value is None:
+
+
+def _speed(con: Console, plan: Plan) -> None:
+    p = plan.predictions
+    if p["output_tokens_per_s"].value is None:
         con.print("[dim]speed    unknown before it is measured[/]")
+        return
+    first, each, rate = (p[n].value or 0 for n in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))
+    con.print(
+        f"[dim]speed[/]    about {first:,.0f} ms to the first token, {each:.1f} ms for each more, "
+        f"{rate:,.0f} tokens/s"
+    )
+    band = plan.layout.get("speed_band")
+    far = f", {band[0]:g} to {band[1]:g} times as much were measured elsewhere" if band else ""
+    con.print(f"         [dim]a roofline's estimate, no promise{far}[/]")
 
 
 def _cells(n: int, scale: int) -> int:

@@ -17,6 +17,8 @@ from orchestrator.plan import Decision, Plan, ProcessPlan, Violation
 if TYPE_CHECKING:
     import httpx
 
+    from orchestrator.machine.machine import Gpu
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -170,8 +172,19 @@ class Engine(Protocol):
     """Model formats it loads, best first ("gguf", "safetensors")."""
 
     # deciding
-    def stock(self, lever: str, installation: Installation) -> Any:
-        """The engine's own default of a lever in the lever's unit; None where it computes one."""
+    def stock(self, lever: str, installation: Installation, gpu: Gpu | None = None) -> Any:
+        """The engine's own default of a lever in the lever's unit, on a kind of device where that matters;
+        None where it computes one."""
+
+    def captured_versions(self) -> tuple[str, ...]:
+        """Versions whose flags the project's data holds, oldest first; () where a plan needs one."""
+
+    def captured(self, version: str | None, device: str) -> Installation:
+        """An installation of the project's data (`captured` True) for "cuda", "rocm" or "cpu": of the newest
+        known version not above `version`, of the newest where None.
+
+        Raises LlmserveError (exit 5) where no known version is near.
+        """
 
     def render(self, request: RenderRequest) -> Rendered:
         """Levers to command line. Only flags the installation lists are emitted."""
@@ -179,8 +192,17 @@ class Engine(Protocol):
     def check(self, plan: Plan, installation: Installation) -> list[Violation]:
         """Everything the engine would refuse at start, all at once."""
 
+    def warnings(self, plan: Plan, installation: Installation) -> list[str]:
+        """What the engine would start with and silently do otherwise than planned."""
+
     def phase(self, log: str) -> str:
         """The phase of a start (fetch, load, compile, warm-up) that a log's end shows."""
+
+    def fatal_line(self, log: str) -> str | None:
+        """A line after which this start can never become ready although the process lives; None as a rule."""
+
+    def log_facts(self, log: str) -> dict[str, Any]:
+        """What a start's log says of what `facts()` may not: `facts()` goes before it."""
 
     def compare(self, plan: Plan, facts: Mapping[str, Any]) -> list[FactCheck]:
         """Planned levers and predictions against `facts()`."""

@@ -50,52 +50,96 @@ def choose_model(
 
 
 def choose_engine(
-    card: ModelCard, installations: Sequence[Installation], *, asked: str = "auto", gpus: bool = False
+    card: ModelCard,
+    installations: Sequence[Installation],
+    *,
+    asked: str = "auto",
+    gpus: bool = False,
+    launching: bool = False,
 ) -> Choice:
     """The engine that was asked for by name, else the best installed one that reads the model's format.
 
     GGUF: llama.cpp, a configured or found `llama-server` before the embedded one. Safetensors, or only a
-    config: an installed vLLM or SGLang. Nothing is installed silently.
+    config: with GPUs an installed vLLM or SGLang, without a vLLM for CPUs. `installations` come best first;
+    those of the project's data (`captured`) come after the others, and serve for planning alone. Nothing is
+    installed silently.
 
-    Raises LlmserveError: exit 5 for a name that is not installed, exit 3 where nothing can serve the model.
+    Raises LlmserveError: exit 5 for a name that is not known, exit 3 where nothing can serve the model.
     """
     if asked != "auto":
-        if asked not in {i.name for i in installations}:
-            names = ", ".join(i.name for i in installations) or "none"
+        taken = next((i for i in installations if i.name == asked), None)
+        if taken is None:
+            names = ", ".join(i.name for i in installations if not i.captured) or "none"
             raise not_found(
                 "unknown_engine",
                 f"there is no engine {asked!r}; installed: {names}",
                 "see `llmserve engines list`, or leave out --engine",
             )
-        others = tuple(Rejected(i.name, "another was asked for") for i in installations if i.name != asked)
-        return Choice(asked, "asked for by name", "asked", others)
-    fitting = [i for i in installations if _reads(i, card)]
+        if taken.captured and launching:
+            raise refused(
+                "no_engine",
+                f"{taken.name} is not installed: it can be planned for alone",
+                _way_to(taken.kind),
+            )
+        others = [i for i in installations if i.name != asked and not i.captured]
+        return Choice(
+            asked,
+            "asked for by name",
+            "asked",
+            tuple(Rejected(i.name, "another was asked for") for i in others),
+        )
+    usable = [i for i in installations if not (i.captured and launching)]
+    fitting = [i for i in usable if reads(i, card) and _suits(i, gpus)]
+    # a CPU is planned for only with what is installed: what it takes depends on the build
+    fitting = [i for i in fitting if gpus or not i.captured]
     if not fitting:
-        raise _nothing_reads(card, installations, gpus)
+        raise _nothing_reads(card, usable, gpus)
     # the embedded server shares a process with Python: a binary of its own comes first
-    best = min(fitting, key=lambda i: bool(i.extras.get("embedded")))
-    rejected = [Rejected(i.name, _why_not(i, card, best)) for i in installations if i.name != best.name]
+    best = min(fitting, key=lambda i: (i.captured, bool(i.extras.get("embedded"))))
+    there = [i for i in usable if i.name != best.name and (not i.captured or best.captured)]
+    rejected = [Rejected(i.name, _why_not(i, card, best, gpus)) for i in there]
     if card.format == "gguf":
         which = "the embedded server" if best.extras.get("embedded") else "a llama-server of its own"
         reason = f"a GGUF file is llama.cpp's own format; {which} is installed"
-        rejected += [Rejected(k, "is made for safetensors") for k in ("vllm", "sglang")]
+        kinds = {i.kind for i in there}
+        rejected += [Rejected(k, "is made for safetensors") for k in ("vllm", "sglang") if k not in kinds]
         return Choice(best.name, reason, "gguf_llamacpp", tuple(rejected))
+    if best.captured:
+        reason = (
+            f"none is installed here that could: planned by what {best.kind} {best.version} is known to take"
+        )
+        return Choice(best.name, reason, "captured", tuple(rejected))
+    where = "on these GPUs" if gpus else "on a CPU"
     return Choice(
-        best.name, f"reads {card.format} and is installed", "safetensors_installed", tuple(rejected)
+        best.name, f"reads {card.format} {where} and is installed", "safetensors_installed", tuple(rejected)
     )
 
 
-def _reads(i: Installation, card: ModelCard) -> bool:
+def reads(i: Installation, card: ModelCard) -> bool:
+    """Whether this engine loads the model's format."""
     wanted = "safetensors" if card.format == "config" else card.format
     return wanted in _READS.get(i.kind, ())
 
 
-def _why_not(i: Installation, card: ModelCard, best: Installation) -> str:
-    if not _reads(i, card):
+def _suits(i: Installation, gpus: bool) -> bool:
+    """llama.cpp computes anywhere; a build of vLLM or SGLang is for GPUs or for CPUs."""
+    return i.kind == "llamacpp" or (i.extras.get("device", "cuda") != "cpu") == gpus
+
+
+def _why_not(i: Installation, card: ModelCard, best: Installation, gpus: bool) -> str:
+    if not reads(i, card):
         return f"does not read {card.format}"
+    if not _suits(i, gpus):
+        return "is built for GPUs, and there is none" if not gpus else "is built for CPUs, and there are GPUs"
     if i.extras.get("embedded"):
         return f"{best.name} is a server program of its own"
-    return f"{best.name} comes before it"
+    return f"{best.name} comes before it; --engine {i.name} takes it"
+
+
+def _way_to(kind: str) -> str:
+    if kind == "llamacpp":
+        return "pip install 'llmserve[edge]'"
+    return f"`llmserve engines install {kind}` installs it, or engines.yaml names one that is there"
 
 
 def _nothing_reads(card: ModelCard, installations: Sequence[Installation], gpus: bool) -> Exception:
@@ -106,15 +150,20 @@ def _nothing_reads(card: ModelCard, installations: Sequence[Installation], gpus:
             "LLAMA_SERVER or PATH, and no xllamacpp",
             "pip install 'llmserve[edge]'",
         )
-    where = "on this machine's GPUs" if gpus else "on a CPU"
-    there = ", ".join(i.name for i in installations)
-    also = f"; {there} reads GGUF" if there else ""
+    where = "vLLM or SGLang on this machine's GPUs" if gpus else "a vLLM for CPUs"
+    there = ", ".join(f"{i.name} ({_unfit(i, card, gpus)})" for i in installations if not i.captured)
     return refused(
         "no_engine",
-        f"{card.name} is {'a configuration' if card.format == 'config' else 'safetensors'}: it needs vLLM or "
-        f"SGLang {where}, and this version of llmserve drives llama.cpp alone{also}",
-        "`llmserve engines install vllm` will be its way in a later version; now: --model with a GGUF of it",
+        f"{card.name} is {'a configuration' if card.format == 'config' else 'safetensors'}: it needs "
+        f"{where}, and none is installed; there is {there or 'no engine'}",
+        f"{_way_to('vllm')}; or --model with a GGUF of it",
     )
+
+
+def _unfit(i: Installation, card: ModelCard, gpus: bool) -> str:
+    if not reads(i, card):
+        return f"reads {'GGUF' if i.kind == 'llamacpp' else 'safetensors'}"
+    return "for CPUs" if gpus else "for GPUs"
 
 
 def _others(stored: Sequence[str], taken: str) -> tuple[Rejected, ...]:

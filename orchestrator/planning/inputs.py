@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,11 @@ def gather(
     if machine is None:
         machine = load(str(machine_file)) if machine_file is not None else measure()
     installations = installed(p.engine, os.environ)
-    choice = choose_engine(found.card, installations, asked=p.engine, gpus=bool(machine.gpus))
+    if found.card.format != "gguf" or p.engine.partition("@")[0] != "auto":
+        installations += captured(p.engine, installations, machine)
+    choice = choose_engine(
+        found.card, installations, asked=p.engine, gpus=bool(machine.gpus), launching=launching
+    )
     installation = next(i for i in installations if i.name == choice.value)
     return PlanInputs(
         resolved=resolved,
@@ -142,6 +147,28 @@ def installed(asked: str, env: Mapping[str, str]) -> list[Installation]:
     if not found and broken:
         raise broken[0]
     return found
+
+
+def captured(asked: str, there: Sequence[Installation], machine: Machine) -> list[Installation]:
+    """What could be planned for without being here: vLLM and SGLang of the project's data, each by its kind's
+    name or as `KIND@VERSION`, for the machine's kind of device.
+
+    Raises LlmserveError (exit 5) where a version that was asked for is not known.
+    """
+    from orchestrator.engines import registry
+
+    device = "cpu" if not machine.gpus else "rocm" if machine.gpus[0].vendor == "amd" else "cuda"
+    kind, _, version = asked.partition("@")
+    known = [k for k in registry.kinds() if registry.engine(k).captured_versions()]
+    if version and kind in known:
+        return [replace(registry.engine(kind).captured(version, device), name=asked)]
+    names = {i.name for i in there}
+    suited = {
+        i.kind
+        for i in there
+        if not i.extras.get("broken") and (i.extras.get("device") == "cpu") == (device == "cpu")
+    }
+    return [registry.engine(k).captured(None, device) for k in known if k not in suited and k not in names]
 
 
 def deployment_name(goal: str, model: str) -> str:

@@ -24,6 +24,22 @@ def model(s: Situation, context_length: int) -> dict[str, Any]:
         "context_length": context_length,
         "weights_bytes": card.weights_bytes,
         "weights_estimated": card.weights_estimated,
+        "architectures": list(card.architectures),
+        "model_type": card.model_type,
+        "layers": card.layers,
+        "heads": card.heads,
+        "kv_heads": card.kv_heads,
+        "head_dim": card.head_dim,
+        "hidden_size": card.hidden_size,
+        "vocab_size": card.vocab_size,
+        "experts": card.experts,
+        "mla": card.mla_kv_lora_rank is not None,
+        "hybrid": card.hybrid is not None,
+        "sliding_window": card.sliding_window,
+        "dtype": card.dtype,
+        "mtp_layers": card.mtp_layers,
+        "multimodal": card.multimodal,
+        "encoder_decoder": card.encoder_decoder,
     }
 
 
@@ -38,7 +54,16 @@ def machine(s: Situation) -> dict[str, Any]:
         "physical_cores": m.physical_cores,
         "memory_limit_bytes": m.memory_limit_bytes,
         "memory_available_bytes": m.memory_available_bytes,
-        "gpus": [{"uuid": g.uuid, "name": g.name, "memory_bytes": g.memory_bytes} for g in m.gpus],
+        "gpus": [
+            {
+                "uuid": g.uuid,
+                "name": g.name,
+                "memory_bytes": g.memory_bytes,
+                "compute_capability": g.compute_capability,
+                "vendor": g.vendor,
+            }
+            for g in m.gpus
+        ],
     }
 
 

@@ -379,14 +379,21 @@ class Deployment:
         except TimeoutError:
             self.post(lc.Condemned(failures.start_timeout(self.start_cap_s, refusal)))
             return
-        checks = await self._compare()
+        except readiness.NeverReady as e:
+            self._note("never_ready", line=str(e))
+            self.post(lc.Condemned(await asyncio.to_thread(self.engine.classify, run.log_text(), Exit())))
+            return
+        checks = await self._compare(run)
         self.checks = [asdict(c) for c in checks]
         self.post(lc.BecameReady(tuple(c.what for c in checks if not c.ok)))
         await self._watch_health()
 
-    async def _compare(self) -> list[FactCheck]:
+    async def _compare(self, run: Run) -> list[FactCheck]:
         try:
-            return self.engine.compare(self.plan, await self.engine.facts(self._http, self.endpoint or ""))
+            said = await asyncio.to_thread(lambda: self.engine.log_facts(run.log_text()))
+            live = await self.engine.facts(self._http, self.endpoint or "")
+            known = {name: value for name, value in live.items() if value is not None}
+            return self.engine.compare(self.plan, {**said, **known})
         except (httpx.HTTPError, ValueError) as e:
             self._note("facts_unreadable", error=str(e) or type(e).__name__)
             return []

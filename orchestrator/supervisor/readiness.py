@@ -15,6 +15,10 @@ _LOOK_S = 0.1
 _PROVE_AGAIN_S = 1.0
 
 
+class NeverReady(Exception):
+    """The engine's log says that this start cannot become ready, while its process lives on."""
+
+
 async def until_ready(
     engine: Engine,
     run: Run,
@@ -25,7 +29,10 @@ async def until_ready(
     on_phase: Callable[[str], None],
     on_refused_proof: Callable[[str], None],
 ) -> None:
-    """Returns when the server is ready; never gives up. `on_phase` hears each new phase of the start."""
+    """Returns when the server is ready. `on_phase` hears each new phase of the start.
+
+    Raises NeverReady with the engine's own line; otherwise it never gives up.
+    """
     seen = None
 
     def show(phase: str) -> None:
@@ -46,5 +53,9 @@ async def until_ready(
                 on_refused_proof(str(e) or type(e).__name__)
                 await asyncio.sleep(_PROVE_AGAIN_S)
         else:
-            show(engine.phase(run.log_end()))
+            end = run.log_end()
+            fatal = engine.fatal_line(end)
+            if fatal is not None:
+                raise NeverReady(fatal)
+            show(engine.phase(end))
         await asyncio.sleep(_LOOK_S)

@@ -18,10 +18,13 @@ from orchestrator.engines.base import (
 )
 from orchestrator.engines.llamacpp import checks, facts, failures, health, probe, render, stop
 from orchestrator.engines.llamacpp.stock import stock
+from orchestrator.errors import not_found
 from orchestrator.plan import Plan, Violation
 
 if TYPE_CHECKING:
     import httpx
+
+    from orchestrator.machine.machine import Gpu
 
 
 class LlamaCpp:
@@ -30,8 +33,14 @@ class LlamaCpp:
     kind = probe.KIND
     formats: tuple[str, ...] = ("gguf",)
 
-    def stock(self, lever: str, installation: Installation) -> Any:
+    def stock(self, lever: str, installation: Installation, gpu: Gpu | None = None) -> Any:
         return stock(lever, installation)
+
+    def captured_versions(self) -> tuple[str, ...]:
+        return ()
+
+    def captured(self, version: str | None, device: str) -> Installation:
+        raise not_found("not_captured", "llama.cpp is planned for by its own flags alone", "install one")
 
     def render(self, request: RenderRequest) -> Rendered:
         return render.render(request)
@@ -39,8 +48,17 @@ class LlamaCpp:
     def check(self, plan: Plan, installation: Installation) -> list[Violation]:
         return checks.check(plan, installation)
 
+    def warnings(self, plan: Plan, installation: Installation) -> list[str]:
+        return []
+
     def phase(self, log: str) -> str:
         return failures.phase(log)
+
+    def fatal_line(self, log: str) -> str | None:
+        return None
+
+    def log_facts(self, log: str) -> dict[str, Any]:
+        return {}
 
     def compare(self, plan: Plan, facts: Mapping[str, Any]) -> list[FactCheck]:
         return _compare(plan, facts)

@@ -1,0 +1,209 @@
+"""A goal's branch of the decision tree on vLLM and SGLang, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.engines.base import Rendered, RenderRequest
+from orchestrator.levers import LEVERS
+from orchestrator.plan import Decision, EngineRef, Plan, Violation
+from orchestrator.planning import checks, summary
+from orchestrator.planning.findings import Finding
+from orchestrator.planning.paged import checks as own_checks
+from orchestrator.planning.paged import choose, levers, notices, predictions, speculation
+from orchestrator.planning.paged.left_out import IN_EFFECT, LEFT_OUT, WORDLESS
+from orchestrator.planning.paged.remedies import settled
+from orchestrator.planning.paged.situation import Situation
+from orchestrator.planning.paged.sizing import Sizing, wished_context
+from orchestrator.planning.paged.step_down import smaller
+from orchestrator.planning.request import PlanInputs
+
+Decisions = dict[str, Decision]
+
+
+def make_plan(inputs: PlanInputs) -> Plan:
+    """Decide every lever, check everything, predict what can be computed, and prepare one step down."""
+    s = Situation(inputs)
+    draft = _draft(s)
+    if draft.refused:
+        violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, _trial(inputs))
+        return replace(draft.plan, violations=tuple(dict.fromkeys(violations)))
+    steps: dict[str, Any] = {}
+    for causes, change in smaller(s, draft.sizing, draft.plan.levers):
+        lower = _draft(Situation(inputs.with_levers(change)))
+        if not lower.refused:
+            plan = _stepped(lower.plan, draft.plan, change)
+            steps |= {cause: plan.to_json() for cause in causes}
+    return replace(draft.plan, steps_down=steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan before its refusals have remedies: ours, memory's and the engine's."""
+
+    plan: Plan
+    sizing: Sizing
+    findings: list[Finding]
+    shortage: list[Finding]
+    engines: list[Violation]
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.findings or self.shortage or self.engines)
+
+    @property
+    def codes(self) -> frozenset[str]:
+        ours = (f.code for f in (*self.findings, *self.shortage))
+        return frozenset((*ours, *(v.code for v in self.engines)))
+
+
+def _trial(inputs: PlanInputs) -> Any:
+    """What would be refused, by code, if some levers were others."""
+    return lambda change: _draft(Situation(inputs.with_levers(change))).codes
+
+
+def _draft(s: Situation) -> Draft:
+    inputs = s.inputs
+    guess = speculation.decide(s)
+    chosen = choose.choose(s, lambda layout: speculation.cost(s, guess, layout), guess.value)
+    z = chosen.sizing
+    decided = _decide(s, chosen, guess)
+    request = RenderRequest(
+        levers=decided,
+        installation=inputs.installation,
+        model_path=s.card.path or s.card.source,
+        served_model=inputs.served_model,
+        host=inputs.host,
+        port=inputs.port,
+        engine_args=(*s.needs.flags, *s.profile.engine_args[s.kind]),
+        env={**s.needs.env, **s.profile.env},
+    )
+    rendered = inputs.engine.render(request)
+    unset = [n for n in WORDLESS if not s.is_free(n) and s.given(n) not in IN_EFFECT.get(n, ())]
+    wordless = {*rendered.not_expressible, *unset}
+    plan = Plan(
+        goal=s.goal,
+        profile=s.profile.profile,
+        model=summary.model(s, s.trained_context),
+        machine=summary.machine(s),
+        engine=EngineRef(
+            inputs.installation.name, s.kind, inputs.installation.version, inputs.installation.captured
+        ),
+        levers=decided,
+        predictions=predictions.predict(s, z),
+        processes=rendered.processes,
+        layout={
+            "name": inputs.name,
+            "kind": "single",
+            "model_choice": summary.choice(inputs.model_choice),
+            "engine_choice": summary.choice(inputs.engine_choice),
+            "left_out": {n: why for n, why in LEFT_OUT.items() if n not in decided},
+            "devices": [g.uuid for g in z.layout.devices],
+            "words": choose.words(z.layout),
+        },
+        not_expressible=tuple(sorted(wordless)),
+        supervision=s.profile.supervision.model_dump(),
+    )
+    plan = replace(plan, warnings=notices.notices(s, plan, chosen))
+    return Draft(
+        plan,
+        z,
+        findings=[*checks.neutral(s, decided, copies=True), *own_checks.own(s, chosen)],
+        shortage=own_checks.memory(s, z),
+        engines=_engines(s, plan, rendered),
+    )
+
+
+def _engines(s: Situation, plan: Plan, rendered: Rendered) -> list[Violation]:
+    """What the engine itself refuses: its dialect, then its checks, each kind once."""
+    seen = {v.code for v in rendered.violations}
+    found = s.inputs.engine.check(plan, s.inputs.installation)
+    return [*rendered.violations, *(v for v in found if v.code not in seen)]
+
+
+def _decide(s: Situation, chosen: choose.Chosen, guess: Decision) -> Decisions:
+    """Every lever, from the layout down."""
+    z = chosen.sizing
+    d = _layout(s, chosen)
+    d["max_model_len"] = levers.context(s, z, wished_context(s))
+    d["max_num_seqs"] = levers.seqs(s, z)
+    d["max_num_batched_tokens"] = levers.batch(s, z)
+    d["chunked_prefill"] = levers.chunked_prefill(s)
+    d["long_prefill_token_threshold"] = levers.long_prefill_threshold(s, z)
+    if not s.on_cpu:
+        d["gpu_memory_utilization"] = levers.utilization(s, z)
+    d["kv_cache_dtype"] = levers.kv_type(s, z.kv_dtype)
+    d["prefix_caching"] = levers.prefix_caching(s)
+    d["kv_offload_bytes"] = levers.kv_offload(s, z)
+    d["speculative"] = guess
+    d["quantization"] = levers.quantization(s)
+    d["dtype"] = levers.dtype(s)
+    d["cuda_graph"] = levers.graphs(s, z)
+    d["async_scheduling"] = levers.async_scheduling(s, guess.value, z)
+    d["scheduling_policy"] = levers.scheduling(s)
+    d["max_queued_requests"] = levers.queue(s, z)
+    d["stream_interval"] = levers.stream_interval(s)
+    d["trust_remote_code"] = levers.trust_remote_code(s)
+    optional = {
+        "performance_mode": levers.performance_mode(s),
+        "shutdown_timeout_s": levers.shutdown(s),
+        "threads": levers.threads(s),
+        "tool_call_parser": levers.parser(s, "tool_call_parser"),
+        "reasoning_parser": levers.parser(s, "reasoning_parser"),
+    } | levers.pool(s, z)
+    d |= {name: x for name, x in optional.items() if x is not None}
+    # what somebody wrote is never dropped, whether this engine has a word for it or not
+    for name in LEVERS:
+        if name not in d and not s.is_free(name):
+            d[name] = s.as_given(name, lossless=LEVERS[name].lossless or name == "cache_reuse_tokens")
+    return {name: _marked(s, name, x) for name, x in d.items()}
+
+
+def _layout(s: Situation, chosen: choose.Chosen) -> Decisions:
+    """The sizes of the layout: the largest carries the reason and the layouts that were not taken."""
+    z = chosen.sizing.layout
+    sizes: dict[str, Any] = {
+        "tensor_parallel_size": z.tensor,
+        "pipeline_parallel_size": z.pipeline,
+        "data_parallel_size": z.data,
+    }
+    if s.card.experts:
+        sizes |= {"expert_parallel": z.expert, "attention_data_parallel_size": z.attention_data}
+    main = max(
+        sizes, key=lambda n: (sizes[n] if not isinstance(sizes[n], bool) else 0, -list(sizes).index(n))
+    )
+    out: Decisions = {}
+    for name, value in sizes.items():
+        if not s.is_free(name):
+            out[name] = s.as_given(name)
+        elif name == main:
+            out[name] = Decision(value, chosen.reason, chosen.rule, rejected=choose.rejected(chosen))
+        else:
+            out[name] = Decision(value, levers.why_size(s, name, z), chosen.rule)
+    if z.devices:
+        why = "the devices of this layout, those with the fastest links together"
+        out["device_ids"] = s.as_given("device_ids") if not s.is_free("device_ids") else Decision(
+            [g.uuid for g in z.devices], why, "devices_of_the_layout",
+            rejected=tuple(levers.devices_left_out(s, z)),
+        )  # fmt: skip
+    return out
+
+
+def _marked(s: Situation, name: str, d: Decision) -> Decision:
+    """With whether it is the engine's own default, and without the chosen value among the rejected ones."""
+    stock = s.inputs.engine.stock(name, s.inputs.installation, gpu=s.gpu)
+    others = tuple(r for r in d.rejected if r.value != d.value)
+    return replace(d, stock=d.value == stock, rejected=others)
+
+
+def _stepped(plan: Plan, before: Plan, change: Mapping[str, Any]) -> Plan:
+    """A step down as it stands in the plan it belongs to: its own reasons where it differs."""
+    out = {}
+    for name, d in plan.levers.items():
+        was = before.levers.get(name)
+        if name in change or (was is not None and was.value != d.value):
+            d = replace(d, reason="one step down, after memory ran out", rule="step_down")
+        out[name] = d
+    return replace(plan, levers=out)

@@ -1,0 +1,180 @@
+"""Which layout: every legal one is sized, those that fit are ranked by the goal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.plan import Rejected
+from orchestrator.planning.paged import parallelism, sizing
+from orchestrator.planning.paged.layout import Layout
+from orchestrator.planning.paged.situation import Situation
+from orchestrator.planning.paged.sizing import Sizing
+from orchestrator.planning.paged.speculation import SpeculationCost
+from orchestrator.planning.words import size
+
+NEAR = 1.1
+"""Within this factor of the best the layout with fewer devices is taken."""
+
+SATURATION = 256
+"""Requests at once, per copy, at which layouts are compared for throughput: where vLLM's own default lay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The layout that was taken, why, and for the others why not."""
+
+    sizing: Sizing
+    reason: str
+    rule: str
+    rejected: tuple[tuple[Layout, str], ...]
+
+
+Cost = Callable[[Layout], SpeculationCost | None]
+
+
+def choose(s: Situation, cost: Cost, speculative: object = None) -> Chosen:
+    """The best layout that fits, else the one with most room, which does not. `speculative` is the lever."""
+    layouts = parallelism.candidates(
+        s.card, s.inputs.machine, s.gpus, kind=s.kind, version=s.version_text, given=_given(s)
+    )
+    sized = [sizing.size(s, layout, cost(layout)) for layout in layouts or [Layout(devices=s.gpus[:1])]]
+    fitting = [z for z in sized if z.fits]
+    if not fitting:
+        best = max(sized, key=lambda z: (z.kv_bytes, -z.layout.world))
+        return Chosen(best, "none that is legal holds the model and its KV", "nothing_fits", ())
+    if s.goal == "agent" and any(z.copies == 1 for z in fitting):
+        fitting = [z for z in fitting if z.copies == 1]
+    rated = [_rated(s, z, speculative) for z in fitting]
+    if len(rated) == 1 and len(sized) == 1:
+        only = rated[0]
+        why = (
+            "the levers that were set leave one"
+            if _given(s)
+            else "one device, or a CPU: nothing to spread over"
+        )
+        return Chosen(only, why, "only_layout", ())
+    best, reason, rule = _best(s, rated)
+    best = sizing.estimated(s, best, s.profile.workload.concurrency, speculative)
+    by_layout = {z.layout: z for z in rated}
+    rejected = tuple(
+        (z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in sized if z.layout != best.layout
+    )
+    return Chosen(best, reason, rule, rejected)
+
+
+def _given(s: Situation) -> dict[str, object]:
+    names = (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "attention_data_parallel_size",
+        "expert_parallel",
+    )
+    return {n: s.given(n) for n in names if not s.is_free(n)}
+
+
+def _rated(s: Situation, z: Sizing, speculative: object) -> Sizing:
+    """With its speed where the goal looks at it: full for throughput, at the workload's concurrency else."""
+    at = s.profile.workload.concurrency
+    if s.goal == "throughput":
+        at = max(at, min(z.max_num_seqs, SATURATION) * z.copies)
+    return sizing.estimated(s, z, at, speculative)
+
+
+def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
+    fewest = min(rated, key=lambda z: (z.layout.world, z.layout.pipeline, z.layout.tensor))
+    if any(z.estimate is None for z in rated):
+        return _by_rule(s, rated, fewest)
+    if s.goal == "edge":
+        return fewest, "the fewest devices that hold it: the lowest cost", "edge_fewest_devices"
+    if s.goal == "throughput":
+        most = max(_speed(z) for z in rated)
+        near = [z for z in rated if _speed(z) * 1.02 >= most]
+        best = min(near, key=lambda z: (z.layout.world, z.layout.pipeline, z.layout.tensor))
+        reason = f"the most tokens with all of it full, {_speed(best):,.0f} tokens/s estimated"
+        return best, reason, "throughput_most_tokens"
+    if s.goal == "agent":
+        longest = max(z.max_model_len for z in rated)
+        rated = [z for z in rated if z.max_model_len >= longest // 2]
+    quickest = min(_whole(s, z) for z in rated)
+    near = [z for z in rated if _whole(s, z) <= quickest * NEAR]
+    best = min(near, key=lambda z: (z.layout.world, z.layout.pipeline, -z.layout.tensor))
+    e = best.estimate
+    assert e is not None
+    reason = (
+        f"the quickest answer: about {e.ttft_ms:.0f} ms to the first token, {e.tpot_ms:.1f} for each more"
+    )
+    if best.layout.world > 1 and s.goal == "agent":
+        reason = f"one pool holds the longest conversations; {reason}"
+    return best, reason, f"{s.goal}_quickest"
+
+
+def _by_rule(s: Situation, rated: list[Sizing], fewest: Sizing) -> tuple[Sizing, str, str]:
+    """Without speeds, as nothing is known of the device: copies for throughput, sharing for latency."""
+    unknown = "how fast this device is is not known"
+    if s.goal == "throughput":
+        best = max(rated, key=lambda z: (z.layout.data, -z.layout.tensor))
+        return best, f"as many copies as fit; {unknown}", "throughput_copies"
+    if s.goal == "latency" and not s.on_cpu:
+        best = max(rated, key=lambda z: (z.layout.pipeline == 1, z.layout.tensor))
+        return best, f"as many devices on each token as may share it; {unknown}", "latency_most_tensor"
+    return fewest, f"the fewest devices that hold it; {unknown}", "fewest_devices"
+
+
+def _speed(z: Sizing) -> float:
+    return z.estimate.output_tokens_per_s if z.estimate is not None else 0.0
+
+
+def _whole(s: Situation, z: Sizing) -> float:
+    """Milliseconds of a whole answer."""
+    e = z.estimate
+    return e.ttft_ms + e.tpot_ms * s.profile.workload.output_tokens if e is not None else 0.0
+
+
+def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str:
+    if not z.fits:
+        return shortage(z)
+    if rated is None:
+        return "each copy has a pool of its own: a conversation's next turn may arrive where its KV is not"
+    if rated.estimate is None:
+        return "comes after it by rule"
+    e = rated.estimate
+    price = f"; {z.layout.link} between its devices" if z.layout.link not in (None, "nvlink") else ""
+    if s.goal == "throughput":
+        return f"{_speed(rated):,.0f} tokens/s estimated{price}"
+    if s.goal == "edge":
+        return f"{z.layout.world} devices"
+    more = " with more devices" if z.layout.world > best.layout.world else ""
+    return f"{e.ttft_ms:.0f} ms and {e.tpot_ms:.1f} ms a token estimated{more}{price}"
+
+
+def shortage(z: Sizing) -> str:
+    """What does not fit, in a few words."""
+    if z.kv_bytes <= 0:
+        whole, weights = size(z.budget.requested), size(z.budget.weights)
+        return f"weights take {weights} of the {whole} that a device gives: nothing is left for KV"
+    need = z.kv.bytes_needed(z.max_model_len)
+    needs = f", {size(need)} are needed" if need is not None else ""
+    return f"{size(z.kv_bytes)} of KV for {z.max_model_len} tokens{needs}"
+
+
+def words(layout: Layout) -> str:
+    """`tensor 4 x data 2 with experts spread`."""
+    parts = [
+        f"{name} {n}"
+        for name, n in (
+            ("tensor", layout.tensor),
+            ("pipeline", layout.pipeline),
+            ("data", layout.data),
+            ("attention data", layout.attention_data),
+        )
+        if n > 1
+    ]
+    text = " x ".join(parts) or "one device"
+    return f"{text} with experts spread" if layout.expert else text
+
+
+def rejected(chosen: Chosen, most: int = 6) -> tuple[Rejected, ...]:
+    """Other layouts as a plan shows them."""
+    return tuple(Rejected(words(layout), why) for layout, why in chosen.rejected[:most])

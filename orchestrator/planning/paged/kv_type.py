@@ -1,0 +1,30 @@
+"""When KV in 8 bits can be had, and when the goal takes it."""
+
+from __future__ import annotations
+
+from orchestrator.planning.paged.situation import Situation
+
+
+def why_not_fp8(s: Situation) -> str | None:
+    """Why 8-bit KV is not to be had here, None where it is."""
+    if s.lossless:
+        return "is lossy, and lossless: true forbids it"
+    if s.on_cpu:
+        return "the CPU's attention does not read it"
+    if s.gpu_facts is not None and not s.gpu_facts.fp8_kv:
+        return f"attention on {s.gpu_facts.generation} cards does not read it"
+    if s.gpu_facts is None:
+        return "what this device's attention reads is not known"
+    if s.card.hybrid is not None:
+        return "a hybrid's state keeps its size, so it saves little"
+    return None
+
+
+def wants_fp8(s: Situation) -> bool:
+    """Whether the goal takes 8-bit KV of its own accord: long conversations."""
+    return s.goal == "agent" and why_not_fp8(s) is None
+
+
+def may_take_fp8(s: Situation) -> bool:
+    """Whether 8-bit KV may be taken where nothing else lets a request fit. Latency keeps the model's type."""
+    return s.goal in ("throughput", "edge") and why_not_fp8(s) is None

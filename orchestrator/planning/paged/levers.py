@@ -1,0 +1,429 @@
+"""The decision tree on vLLM and SGLang: one small function a lever, in the order in which `branch` asks them.
+
+Numbers that a goal takes by table stand in `goals.yaml`, what is known of a model's family in
+`model_families`. A lever that needs no flag because the engine does it anyway is decided all the same.
+"""
+
+from __future__ import annotations
+
+from orchestrator.plan import Decision, Rejected
+from orchestrator.planning.paged import table
+from orchestrator.planning.paged.kv_type import why_not_fp8
+from orchestrator.planning.paged.layout import Layout
+from orchestrator.planning.paged.situation import GIB, Situation
+from orchestrator.planning.paged.sizing import Sizing
+from orchestrator.planning.words import count, size
+
+BF16_CAPABILITY = 8.0
+"""First NVIDIA generation with bfloat16 (vLLM 0.33 platforms/cuda.py:651 refuses it below)."""
+
+Decisions = dict[str, Decision]
+
+
+def dtype(s: Situation) -> Decision:
+    """Type of activations: the checkpoint's, half precision where the card has no bfloat16."""
+    if not s.is_free("dtype"):
+        return s.as_given("dtype")
+    own = s.card.dtype or "bfloat16"
+    if s.capability is not None and s.capability < BF16_CAPABILITY and own in ("bfloat16", "float32"):
+        why = f"compute capability {s.capability:g} has no bfloat16, and the engine refuses it"
+        return Decision("half", why, "no_bfloat16", lossless=False, rejected=(Rejected(own, why),))
+    return Decision("auto", f"the checkpoint's own, {own}", "checkpoint_dtype")
+
+
+def quantization(s: Situation) -> Decision:
+    """The checkpoint's own: weights are never requantised unless somebody asks."""
+    if not s.is_free("quantization"):
+        lossless = s.given("quantization") == s.card.quantization
+        return s.as_given("quantization", lossless=lossless)
+    online = Rejected("fp8", "weights are not requantised unasked; it changes answers")
+    if s.card.quantization is None:
+        return Decision(
+            None, "the checkpoint is not quantized", "checkpoint_quantization", rejected=(online,)
+        )
+    reason = f"the checkpoint is {s.card.quantization}: the engine reads that from its configuration"
+    return Decision(None, reason, "checkpoint_quantization")
+
+
+def kv_type(s: Situation, chosen: str) -> Decision:
+    """Type of the KV cache, as the sizing took it."""
+    if not s.is_free("kv_cache_dtype"):
+        given = s.given("kv_cache_dtype")
+        return s.as_given("kv_cache_dtype", lossless=given in ("auto", s.card.dtype))
+    lossy = Rejected("fp8", why_not_fp8(s) or "changes answers, and contexts are short")
+    if chosen == "auto":
+        rule = "lossless" if s.lossless and s.goal == "agent" else "kv_of_the_model"
+        return Decision("auto", "the model's own type", rule, rejected=(lossy,))
+    own = Rejected("auto", "holds half the tokens; --set lossless=true takes it")
+    if s.goal == "agent":
+        reason = "twice the conversation in the same memory, and half the bytes to read for each token"
+        return Decision(chosen, reason, "agent_kv_quantized", lossless=False, rejected=(own,))
+    reason = "only so one request of the workload fits"
+    return Decision(chosen, reason, "memory_fit", lossless=False, rejected=(own,))
+
+
+def utilization(s: Situation, z: Sizing) -> Decision:
+    """Share of device memory that the deployment may hold."""
+    if not s.is_free("gpu_memory_utilization"):
+        return s.as_given("gpu_memory_utilization")
+    value, goal = z.utilization, table.row(s.goal)["utilization"]
+    if value < goal:
+        shown = f"{size(_least_free(s))} are free of {size(_total(s))}, less a margin: others hold the rest"
+        why = "the engine refuses to start where less is free than it may take"
+        return Decision(value, shown, "utilization_of_what_is_free", rejected=(Rejected(goal, why),))
+    graphs = (
+        "graphs are counted inside it" if s.kind == "vllm" and s.version >= (0, 21) else "graphs come on top"
+    )
+    reason = f"what is left is a margin for what no formula knows; {graphs} on this version"
+    more = Rejected(0.97, "starts that die at graph capture were seen at 0.98")
+    return Decision(value, reason, f"{s.goal}_utilization", rejected=(more,))
+
+
+def _least_free(s: Situation) -> int:
+    return min((g.free_bytes for g in s.gpus), default=0)
+
+
+def _total(s: Situation) -> int:
+    return min((g.memory_bytes for g in s.gpus), default=0)
+
+
+def context(s: Situation, z: Sizing, wish: int) -> Decision:
+    """Tokens of one request."""
+    if not s.is_free("max_model_len"):
+        return s.as_given("max_model_len")
+    value, most = z.max_model_len, s.trained_context
+    if value < wish:
+        reason = "the longest that fits"
+        if s.goal == "agent":
+            reason = f"what KV holds for each of {s.profile.workload.concurrency} conversations at once"
+        return Decision(
+            value, reason, "agent_context_by_kv" if s.goal == "agent" else "memory_fit",
+            rejected=(Rejected(wish, "does not fit in the KV pool"),),
+        )  # fmt: skip
+    if s.goal == "agent":
+        return Decision(value, "all the model has: conversations grow", "agent_model_context")
+    if value == most:
+        return Decision(value, f"the model's own limit; the workload has {s.request_tokens}", "model_context")
+    reason = f"{s.request_tokens} tokens a request and room for longer ones; KV is paged, so it costs nothing"
+    why = "one request of that length could push all others out of the KV pool"
+    return Decision(value, reason, f"{s.goal}_workload_context", rejected=(Rejected(most, why),))
+
+
+def seqs(s: Situation, z: Sizing) -> Decision:
+    """Requests that decode at once, in one copy of the model."""
+    if not s.is_free("max_num_seqs"):
+        return s.as_given("max_num_seqs")
+    w, value = s.profile.workload, z.max_num_seqs
+    pool = f"KV holds {z.tokens} tokens" if z.tokens is not None else "the KV pool's size is not known"
+    if s.goal == "throughput":
+        reason = f"{pool}, a request of the workload takes {s.request_tokens}: as many as that holds"
+        if value == table.row(s.goal)["most_seqs"]:
+            reason = f"{pool}, room for more than these; each further one slows all and gains little"
+        less = Rejected(w.concurrency, "the workload's concurrency leaves KV unused at peaks")
+        return Decision(value, reason, "seqs_by_kv", rejected=(less,) if w.concurrency < value else ())
+    asked = -(-w.concurrency // max(1, z.layout.data * z.layout.attention_data))
+    more = Rejected(4 * value, "every further request in a step slows the tokens of all")
+    if value < asked:
+        return Decision(
+            value, f"{pool}: as many as have room", "memory_fit", rejected=(Rejected(asked, pool),)
+        )
+    each = "" if asked == w.concurrency else f", over {z.layout.data * z.layout.attention_data} copies"
+    reason = f"the workload's concurrency{each}; more wait their turn"
+    return Decision(value, reason, "workload_concurrency", rejected=(more,))
+
+
+def batch(s: Situation, z: Sizing) -> Decision:
+    """Tokens in one scheduler step."""
+    if not s.is_free("max_num_batched_tokens"):
+        return s.as_given("max_num_batched_tokens")
+    value, itl = z.max_num_batched_tokens, s.profile.slo.itl_p99_ms
+    estimate = z.estimate
+    if z.wish.batch_by_itl and itl is not None:
+        stall = f" (estimated {estimate.itl_stall_ms:.0f} ms)" if estimate is not None else ""
+        reason = f"one prompt's part of a step is the longest gap, and {itl:g} ms are asked for{stall}"
+        stock = Rejected(8192, "one long prompt would stall every running answer for a whole step")
+        return Decision(value, reason, "batch_by_itl", rejected=(stock,) if value < 8192 else ())
+    reasons = {
+        "throughput": "large steps keep arithmetic busy during prefill, and nobody watches the gaps",
+        "latency": "small steps: a long prompt holds running answers for one step only",
+        "agent": "between: first prompts are long, and other agents wait for tokens",
+        "edge": "small steps need the least working memory",
+    }
+    rule = f"{s.goal}_batch"
+    if value > table.row(s.goal)["batch"]:
+        return Decision(value, f"{reasons[s.goal]}; as many as requests at once need", "batch_floor")
+    if value < table.row(s.goal)["batch"]:
+        wished = Rejected(table.row(s.goal)["batch"], "its working memory leaves too little KV")
+        return Decision(
+            value, f"{reasons[s.goal]}; smaller to leave memory to KV", "memory_fit", rejected=(wished,)
+        )
+    return Decision(value, reasons[s.goal], rule)
+
+
+def chunked_prefill(s: Situation) -> Decision:
+    """Cut long prompts and mix them with decodes."""
+    if s.given("chunked_prefill") is False:
+        return s.as_given("chunked_prefill")
+    reason = "a long prompt is cut, so running answers go on between its parts"
+    return Decision(
+        True, reason, "chunked_prefill_on", rejected=(Rejected(False, "every prompt would stall all"),)
+    )
+
+
+def long_prefill_threshold(s: Situation, z: Sizing) -> Decision:
+    """From what length a prompt leaves part of the step to others."""
+    if not s.is_free("long_prefill_token_threshold"):
+        return s.as_given("long_prefill_token_threshold")
+    half = z.max_num_batched_tokens // 2
+    if s.kind != "vllm":
+        return Decision(0, "SGLang has none: its chunk size bounds what a prompt holds", "no_threshold")
+    if s.goal not in ("latency", "agent") or half < 256:
+        return Decision(0, "no prompt has to let others pass", "no_threshold")
+    if s.version < (0, 32):
+        why = "before 0.32 it also slows a prompt that is alone"
+        return Decision(0, why, "no_threshold", rejected=(Rejected(half, why),))
+    half = min(half, z.max_model_len)
+    reason = "a long prompt takes half a step, so a short one beside it is not kept waiting"
+    off = Rejected(0, "one long prompt would take whole steps until it is done")
+    return Decision(half, reason, "half_a_step", rejected=(off,))
+
+
+def prefix_caching(s: Situation) -> Decision:
+    """Keep and reuse KV of shared beginnings."""
+    if s.given("prefix_caching") is False:
+        return s.as_given("prefix_caching")
+    what = "the radix tree" if s.kind == "sglang" else "blocks that nobody needs"
+    reason = (
+        f"a known beginning is not computed again; {what} give way when room is short, so it costs nothing"
+    )
+    if s.goal == "agent":
+        reason = "the goal's core: each turn pays only for what is new"
+    return Decision(True, reason, "prefix_caching_on")
+
+
+def kv_offload(s: Situation, z: Sizing) -> Decision:
+    """Host memory for KV that leaves the devices."""
+    if not s.is_free("kv_offload_bytes"):
+        return s.as_given("kv_offload_bytes")
+    if s.goal != "agent":
+        return Decision(0, "no conversation waits for its KV", "no_offload")
+    if s.on_cpu:
+        return Decision(0, "KV is in host memory already", "no_offload")
+    flags = ("--kv-offloading-size",) if s.kind == "vllm" else ("--hicache-size",)
+    if not s.lists(*flags):
+        return Decision(0, f"this version has no {flags[0]}", "no_offload")
+    if s.card.hybrid is not None:
+        return Decision(0, "a hybrid's state is not offloaded", "no_offload")
+    most = z.kv_bytes * z.layout.world * 2
+    value = min(s.host_budget // 2, most) // GIB * GIB
+    if value < GIB:
+        return Decision(0, f"{size(s.host_budget)} of host memory leave no room for it", "no_offload")
+    reason = "half of the free host memory, twice the KV at most: what agents that wait will need again"
+    return Decision(
+        value, reason, "agent_offload", rejected=(Rejected(0, "their next turn would be computed anew"),)
+    )
+
+
+def graphs(s: Situation, z: Sizing) -> Decision:
+    """Recorded steps: up to the largest decode batch there will be."""
+    if not s.is_free("cuda_graph"):
+        return s.as_given("cuda_graph")
+    if s.on_cpu:
+        return Decision(
+            "off", "a CPU records no graphs; a start without compiling is minutes shorter", "no_graphs"
+        )
+    if not z.graph:
+        return Decision("off", "recorded graphs leave too little memory", "memory_fit")
+    off = Rejected("off", "launching kernels one by one costs most at small batches")
+    reason = f"every decode batch up to {z.max_num_seqs} requests is recorded; larger ones would never run"
+    return Decision(z.graph, reason, "graphs_by_seqs", rejected=(off,))
+
+
+def async_scheduling(s: Situation, speculative: object, z: Sizing) -> Decision:
+    """Prepare the next step while this one runs."""
+    if not s.is_free("async_scheduling"):
+        return s.as_given("async_scheduling")
+    method = speculative.get("method") if isinstance(speculative, dict) else None
+    if s.kind == "sglang":
+        if z.layout.pipeline > 1 or (s.on_cpu and method):
+            return Decision(False, "SGLang turns its overlap off here", "engine_turns_it_off")
+        return Decision(True, "SGLang's overlap scheduler: the engine's own default", "engine_default")
+    if s.on_cpu:
+        return Decision(False, "a CPU has nothing to overlap with", "engine_turns_it_off")
+    if s.version < (0, 16):
+        return Decision(
+            False, "off by default before 0.16, and not yet safe with everything", "engine_default"
+        )
+    if method in ("ngram", "suffix") or z.layout.pipeline > 1:
+        why = f"{method} guesses on the CPU" if method else "pipeline stages"
+        return Decision(False, f"{why}: the engine cannot prepare the next step ahead", "engine_turns_it_off")
+    return Decision(True, "the engine's own default: the CPU's work hides behind the GPU's", "engine_default")
+
+
+def performance_mode(s: Situation) -> Decision | None:
+    """The engine's own preset; None where the version has none."""
+    if not s.is_free("performance_mode"):
+        return s.as_given("performance_mode")
+    if not s.lists("--performance-mode"):
+        return None
+    if s.goal == "latency" and not s.on_cpu:
+        reason = "records every batch from 1 to 32, so small ones are not padded"
+        return Decision(
+            "interactivity", reason, "latency_interactivity", rejected=(Rejected("balanced", "pads"),)
+        )
+    double = Rejected("throughput", "doubles defaults that this plan sets anyway")
+    return Decision("balanced", "the plan sets what the presets would", "engine_default", rejected=(double,))
+
+
+def scheduling(s: Situation) -> Decision:
+    """Who runs next, and how a client asks for it."""
+    if not s.is_free("scheduling_policy"):
+        return s.as_given("scheduling_policy")
+    if s.goal != "latency":
+        return Decision("fcfs", "in order of arrival: no request is more urgent", "fcfs")
+    ask = 'a client sends "priority": 10 with a long job, and it waits aside (smaller runs first)'
+    if s.kind == "sglang":
+        ask = 'a client sends "priority" with a request; see --schedule-low-priority-values-first'
+    reason = f"without priorities as fcfs; {ask}"
+    fcfs = Rejected("fcfs", "a long job would hold everyone who comes after it")
+    return Decision("priority", reason, "latency_priority", rejected=(fcfs,))
+
+
+def queue(s: Situation, z: Sizing) -> Decision:
+    """Waiting requests before new ones are turned away; 0 for no limit."""
+    if not s.is_free("max_queued_requests"):
+        return s.as_given("max_queued_requests")
+    factor = table.row(s.goal).get("queue_factor")
+    flag = "--max-num-queued-reqs" if s.kind == "vllm" else "--max-queued-requests"
+    if not factor:
+        return Decision(0, "who waits is served in the end", "no_queue_limit")
+    if not s.lists(flag):
+        return Decision(0, f"this version has no {flag}", "no_queue_limit")
+    value = factor * z.max_num_seqs
+    reason = f"{factor} times what runs at once: who would wait longer hears 503 now and can go elsewhere"
+    return Decision(
+        value, reason, "latency_queue", rejected=(Rejected(0, "a queue that grows answers nobody in time"),)
+    )
+
+
+def stream_interval(s: Situation) -> Decision:
+    """Tokens between two messages of a stream."""
+    if not s.is_free("stream_interval"):
+        return s.as_given("stream_interval")
+    value = table.row(s.goal)["stream_interval"] if s.lists("--stream-interval") else 1
+    if value == 1:
+        return Decision(1, "every token is sent when it is there", "every_token")
+    reason = f"{value} tokens a message: fewer wake-ups of the API process, and nobody reads along"
+    return Decision(
+        value, reason, "throughput_stream", rejected=(Rejected(1, "one message a token costs CPU time"),)
+    )
+
+
+def parser(s: Situation, lever: str) -> Decision | None:
+    """Tool-call or reasoning parser of the model's family; None where it is not this goal's business."""
+    if not s.is_free(lever):
+        return s.as_given(lever)
+    if s.goal != "agent":
+        return None
+    what = "tool calls" if lever == "tool_call_parser" else "reasoning"
+    if s.family is None:
+        return Decision(
+            None, f"no family of this architecture is known: set {lever} for {what}", "unknown_family"
+        )
+    name = getattr(s.family, lever)(s.kind, s.version_text)
+    if name is None:
+        return Decision(
+            None, f"{s.family.name} has no {what} parser on {s.kind} that is known", "family_parser"
+        )
+    return Decision(name, f"{s.family.name} writes {what} in this form", "family_parser")
+
+
+def trust_remote_code(s: Situation) -> Decision:
+    """Run code that comes with the model: only with consent."""
+    if not s.is_free("trust_remote_code"):
+        return s.as_given("trust_remote_code")
+    return Decision(False, "nothing of the model's repository is executed unless asked for", "no_remote_code")
+
+
+def shutdown(s: Situation) -> Decision | None:
+    """How long the engine finishes requests once it is told to end."""
+    if not s.is_free("shutdown_timeout_s"):
+        return s.as_given("shutdown_timeout_s")
+    if not s.lists("--shutdown-timeout"):
+        return None
+    value = int(s.profile.supervision.drain_s)
+    reason = "the profile's drain_s: running answers are finished; without it the engine cuts them off"
+    return Decision(value, reason, "drain", rejected=(Rejected(0, "every answer in flight would be lost"),))
+
+
+def threads(s: Situation) -> Decision | None:
+    """Cores that compute, where the engine computes on a CPU."""
+    if not s.is_free("threads"):
+        return s.as_given("threads")
+    if not s.on_cpu:
+        return None
+    ranks = (s.given("tensor_parallel_size") or 1) * (s.given("data_parallel_size") or 1)
+    value = max(1, (s.usable_cores - 1) // ranks)
+    reason = f"{count(s.usable_cores, 'physical core')}, one left to the API server and the scheduler"
+    return Decision(value, reason, "threads_leave_a_core")
+
+
+def pool(s: Situation, z: Sizing) -> dict[str, Decision | None]:
+    """How the size of the KV pool is told to the engine, where a share of device memory does not say it."""
+    if s.on_cpu:
+        if s.kind == "sglang":
+            return {"kv_cache_tokens": _cpu_pool(s, z, "kv_cache_tokens", z.tokens or 0)}
+        return {"kv_cache_bytes": _cpu_pool(s, z, "kv_cache_bytes", z.kv_bytes)}
+    if s.kind == "sglang" and s.is_free("mem_fraction_static"):
+        share = z.static_share
+        reason = (
+            f"weights and KV pool: of {z.utilization:g} of the device {size(z.budget.activation)} stay for "
+            "activations and recorded graphs"
+        )
+        return {"mem_fraction_static": Decision(share, reason, "static_share")}
+    return {}
+
+
+def _cpu_pool(s: Situation, z: Sizing, lever: str, value: int) -> Decision:
+    """On a CPU the pool is always set: left alone, an engine asks for most of the machine."""
+    if not s.is_free(lever):
+        return s.as_given(lever)
+    reason = f"{z.tokens} tokens for {count(z.max_num_seqs, 'request')} of {z.max_model_len}"
+    if not s.is_free("gpu_memory_utilization"):
+        share = s.given("gpu_memory_utilization")
+        reason = f"{share:g} of host memory, less weights and the engine's processes"
+    most = Rejected("auto", "left alone the engine asks for most of the machine")
+    return Decision(value, reason, "cpu_pool", rejected=(most,))
+
+
+def why_size(s: Situation, name: str, layout: Layout) -> str:
+    """Why a size of the layout that is not its largest is what it is."""
+    card = s.card
+    match name:
+        case "tensor_parallel_size" if layout.tensor == 1:
+            return "each device holds the layers whole"
+        case "pipeline_parallel_size" if layout.pipeline == 1:
+            return "no stages: one device group holds all layers"
+        case "data_parallel_size" if layout.data == 1:
+            return "one copy of the model"
+        case "attention_data_parallel_size" if layout.attention_data == 1:
+            return "attention is not copied"
+        case "attention_data_parallel_size":
+            latent = "one latent for all heads, which tensor ranks would each hold whole"
+            return (
+                f"each rank serves requests of its own; KV is {latent if card.mla_kv_lora_rank else 'split'}"
+            )
+        case "expert_parallel" if layout.expert:
+            return f"{card.experts} experts spread whole over {layout.ranks_sharing_experts} ranks"
+        case "expert_parallel":
+            return "each expert is split as the other layers are"
+        case _:
+            return "part of the layout"
+
+
+def devices_left_out(s: Situation, layout: Layout) -> list[Rejected]:
+    """Devices that the plan does not use, each with why."""
+    out = [Rejected(x.gpu.uuid, x.why) for x in s.usable.left_out]
+    used = {g.uuid for g in layout.devices}
+    idle = [g for g in s.gpus if g.uuid not in used]
+    return out + [Rejected(g.uuid, "the layout needs no more") for g in idle]

@@ -1,0 +1,101 @@
+"""What a plan on vLLM or SGLang says beside its levers: what is not refused and should be known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.plan import Plan
+from orchestrator.planning.paged.choose import Chosen
+from orchestrator.planning.paged.situation import Situation
+from orchestrator.planning.paged.sizing import Sizing
+from orchestrator.planning.words import count, written
+
+
+def notices(s: Situation, plan: Plan, chosen: Chosen) -> tuple[str, ...]:
+    """Warnings of a plan, the one about changed answers first."""
+    z = chosen.sizing
+    return (
+        *_answers(plan),
+        *_captured(s),
+        *_context(s, z),
+        *_model(s, z),
+        *_devices(s, z),
+        *_no_effect(s, plan),
+        *s.inputs.engine.warnings(plan, s.inputs.installation),
+    )
+
+
+def _answers(plan: Plan) -> list[str]:
+    lossy = [f"{name}={written(d.value, name)}" for name, d in plan.levers.items() if not d.lossless]
+    return [f"can change answers: {', '.join(lossy)}; --set lossless=true forbids it"] if lossy else []
+
+
+def _captured(s: Situation) -> list[str]:
+    if not s.inputs.installation.captured:
+        return []
+    return [f"{s.kind} is not installed here: flags are those that {s.version_text} is known to take"]
+
+
+def _context(s: Situation, z: Sizing) -> list[str]:
+    if z.max_model_len >= s.request_tokens:
+        return []
+    what = f"a request of the workload has {s.request_tokens} tokens"
+    if z.max_model_len >= s.trained_context:
+        return [f"{what}, more than {z.max_model_len}: the model has no more"]
+    return [f"{what}, more than max_model_len={z.max_model_len}: such a request is turned away"]
+
+
+def _model(s: Situation, z: Sizing) -> list[str]:
+    out, card = [], s.card
+    if s.goal == "agent":
+        if card.kv_heads == card.heads and card.mla_kv_lora_rank is None and card.hybrid is None:
+            out.append(
+                "every head of this model keeps its own KV (MHA): a GQA model holds far longer contexts"
+            )
+        if card.hybrid is not None:
+            out.append(
+                "a hybrid model: beginnings are reused in whole blocks of its state, and 8-bit KV saves less"
+            )
+    if z.tokens is None:
+        out.append("how many tokens the KV pool holds is unknown before the start: the engine finds out")
+    if card.weights_estimated:
+        out.append("weights are estimated from the configuration")
+    if card.format == "config":
+        out.append("a configuration without weights: this can be planned, not launched")
+    out += list(z.kv.notes)
+    if s.family is not None:
+        out += list(s.family.notes)
+    return out
+
+
+def _devices(s: Situation, z: Sizing) -> list[str]:
+    out = []
+    gpus = s.inputs.machine.gpus
+    if gpus and s.on_cpu:
+        out.append(f"{count(len(gpus), 'GPU')} stay unused: {s.inputs.installation.name} computes on the CPU")
+        return out
+    reasons: dict[str, int] = {}
+    for x in s.usable.left_out:
+        reasons[x.why] = reasons.get(x.why, 0) + 1
+    out += [f"{count(n, 'GPU')} left out: {why}" for why, n in reasons.items()]
+    idle = len(s.gpus) * s.inputs.machine.nodes - z.layout.world
+    if s.gpus and idle > 0 and s.goal != "edge":
+        out.append(f"{count(idle, 'GPU')} stay free: the layout takes {z.layout.world}")
+    if z.layout.tensor > 1 and z.layout.link not in (None, "nvlink"):
+        shared = f"{z.layout.tensor} devices share each layer over {z.layout.link}"
+        out.append(f"{shared}: every token waits for that link twice a layer")
+    if s.gpu is not None and s.gpu.vendor == "amd":
+        out.append("AMD devices are planned from a machine file: nothing here measured them")
+    return out
+
+
+def _no_effect(s: Situation, plan: Plan) -> list[str]:
+    values = []
+    for name in plan.not_expressible:
+        lever, _, figure = name.partition(".")
+        value = s.given(lever)
+        if figure:
+            value = value.get(figure) if isinstance(value, Mapping) else None
+        if value is not None:
+            values.append(f"{name}={written(value, name)}")
+    return [f"without effect on {s.inputs.installation.name}: {', '.join(values)}"] if values else []

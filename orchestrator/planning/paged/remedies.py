@@ -1,0 +1,98 @@
+"""The remedy of each refusal on vLLM and SGLang: levers that were tried on the planner and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.plan import Violation
+from orchestrator.planning.findings import Finding
+from orchestrator.planning.paged.kv_type import why_not_fp8
+from orchestrator.planning.paged.situation import Situation, stepped
+from orchestrator.planning.paged.sizing import Sizing
+from orchestrator.planning.words import size
+
+Change = dict[str, Any]
+Trial = Callable[[Mapping[str, Any]], frozenset[str]]
+
+MEMORY = frozenset({"kv_does_not_fit", "weights_do_not_fit"})
+
+_TO_AUTO = (
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "kv_cache_bytes",
+    "cuda_graph",
+    "speculative",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "attention_data_parallel_size",
+    "expert_parallel",
+    "device_ids",
+    "max_model_len",
+)
+"""Levers that are left to the plan again where what was set does not fit, in this order."""
+
+
+def settled(
+    s: Situation,
+    findings: Sequence[Finding],
+    shortage: Sequence[Finding],
+    engines: Sequence[Violation],
+    z: Sizing,
+    trial: Trial,
+) -> list[Violation]:
+    """The refusals as a Plan states them: `findings` mend themselves by their own change, for `shortage`
+    levers are searched for with which it fits; the engine's own that vanish with either are left out."""
+    own: Change = {}
+    for f in findings:
+        own |= f.change
+    out = [f.violation() for f in findings]
+    if shortage:
+        base = trial(own) if own else frozenset(f.code for f in shortage)
+        if not own or base & MEMORY:
+            found = next((c for c in _changes(s, z) if not trial({**own, **c}) & MEMORY), None)
+            out += [_told(s, f, found) for f in shortage]
+            own |= found or {}
+    ours = {v.code for v in out}
+    after = trial(own) if own else None
+    return [*out, *(v for v in engines if v.code not in ours and (after is None or v.code in after))]
+
+
+def _changes(s: Situation, z: Sizing) -> Iterator[Change]:
+    """Changes that may help, the one that costs least first."""
+    length = s.given("max_model_len")
+    if length is not None and z.tokens:
+        yield {"max_model_len": stepped(_longest(z))}
+    for lever in _TO_AUTO:
+        if not s.is_free(lever):
+            yield {lever: "auto"}
+    if why_not_fp8(s) is None and s.given("kv_cache_dtype") is None:
+        yield {"kv_cache_dtype": "fp8"}
+        if length is not None and z.tokens:
+            yield {"kv_cache_dtype": "fp8", "max_model_len": stepped(2 * _longest(z))}
+    free: Change = {lever: "auto" for lever in _TO_AUTO if not s.is_free(lever)}
+    if len(free) > 1:
+        yield free
+
+
+def _longest(z: Sizing) -> int:
+    """Tokens of the longest single request that the pool holds."""
+    low, high = 0, z.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        need = z.kv.bytes_needed(middle)
+        low, high = (middle, high) if need is not None and need <= z.kv_bytes else (low, middle - 1)
+    return low
+
+
+def _told(s: Situation, f: Finding, found: Change | None) -> Violation:
+    if found is not None:
+        return replace(
+            f, after="fits; it can change answers" if "kv_cache_dtype" in found else "fits"
+        ).violation(found)
+    weights = size(s.card.weights_bytes)
+    remedy = f"the model ({weights}) is too large here: more or larger devices, or --model with fewer bits"
+    return replace(f, remedy=remedy, change={}).violation()

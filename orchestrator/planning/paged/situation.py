@@ -1,0 +1,154 @@
+"""What there is to give on an engine with a paged KV pool: devices, host memory, the model's family."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.machine.gpu_facts import GpuFacts
+from orchestrator.machine.gpu_facts import facts as gpu_facts
+from orchestrator.machine.machine import Gpu
+from orchestrator.plan import Decision, Rejected
+from orchestrator.planning.paged import devices
+from orchestrator.planning.paged.memory import Kind
+from orchestrator.planning.situation import AUTO
+from orchestrator.planning.situation import Situation as Common
+
+if TYPE_CHECKING:
+    from orchestrator.model_families.families import Family, Requirements
+
+GIB = 2**30
+MIB = 2**20
+
+LENGTH_STEP = 256
+"""Contexts that the planner chooses are multiples of this."""
+
+
+@dataclass(frozen=True)
+class Situation(Common):
+    """Inputs with the figures that decisions about vLLM and SGLang need."""
+
+    @property
+    def kind(self) -> Kind:
+        """ "vllm" or "sglang"."""
+        return "sglang" if self.inputs.installation.kind == "sglang" else "vllm"
+
+    @property
+    def version_text(self) -> str:
+        return self.inputs.installation.version
+
+    @cached_property
+    def version(self) -> tuple[int, ...]:
+        """The engine's version as numbers: (0, 32, 0)."""
+        return numbers(self.inputs.installation.version)
+
+    @cached_property
+    def device(self) -> str:
+        """What the installation computes on: "cuda", "rocm" or "cpu"."""
+        return str(self.inputs.installation.extras.get("device", "cuda"))
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @cached_property
+    def usable(self) -> devices.Usable:
+        """GPUs that this plan may use, best connected first, and those that it may not, each with why."""
+        named = self.profile.levers.get("device_ids")
+        named = None if named == AUTO else named
+        return devices.usable(self.inputs.machine, self.inputs.reservations, named=named)
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return () if self.on_cpu else self.usable.gpus
+
+    @cached_property
+    def gpu(self) -> Gpu | None:
+        """The kind of GPU that the plan is for: the first usable one."""
+        return self.gpus[0] if self.gpus else None
+
+    @cached_property
+    def gpu_facts(self) -> GpuFacts | None:
+        return gpu_facts(self.gpu) if self.gpu is not None else None
+
+    @cached_property
+    def capability(self) -> float | None:
+        """Compute capability of NVIDIA GPUs (8.9), None where there is none or it is not known."""
+        text = self.gpu.compute_capability if self.gpu is not None else None
+        if text is None and self.gpu_facts is not None:
+            text = self.gpu_facts.compute_capability
+        return float(text) if text is not None else None
+
+    @cached_property
+    def family(self) -> Family | None:
+        from orchestrator.model_families.families import family
+
+        return family(self.card)
+
+    @cached_property
+    def needs(self) -> Requirements:
+        """What the model's family needs on this engine and these devices."""
+        from orchestrator.model_families.families import Requirements, gpu_generation
+
+        if self.family is None:
+            return Requirements()
+        generation = gpu_generation(self.gpu)
+        return self.family.requirements(self.kind, self.version_text, generation, tools=self.goal == "agent")
+
+    def given(self, lever: str) -> Any:
+        """The value that somebody wrote for a lever, else what the model's family needs; None where the
+        planner decides."""
+        value = self.profile.levers.get(lever, AUTO)
+        return self.needs.levers.get(lever) if value == AUTO else value
+
+    def as_given(self, lever: str, *, lossless: bool = True, rejected: tuple[Rejected, ...] = ()) -> Decision:
+        """The decision of a lever that somebody set, or that the family needs: kept exactly."""
+        if self.profile.levers.get(lever, AUTO) != AUTO:
+            return super().as_given(lever, lossless=lossless, rejected=rejected)
+        why = self.needs.why.get(lever, "published with the model")
+        return Decision(
+            self.given(lever), f"needed: {why}", "family_requirement", lossless, rejected=rejected
+        )
+
+    @cached_property
+    def trained_context(self) -> int:
+        """The context that the model has; an override of its configuration in engine_args counts."""
+        text = " ".join(self.profile.engine_args[self.kind])
+        found = re.search(r'"max_position_embeddings"\s*:\s*([0-9]{1,9})\b', text)
+        return int(found[1]) if found else self.card.context_length
+
+    @cached_property
+    def needed_context(self) -> int:
+        """The smallest context that holds the workload's request and that the model has."""
+        return min(self.request_tokens, self.trained_context)
+
+    @cached_property
+    def usable_cores(self) -> int:
+        m = self.inputs.machine
+        return max(1, min(m.physical_cores, int(m.cpus)))
+
+    @cached_property
+    def host_budget(self) -> int:
+        """Host memory that the deployment may hold: what can be had now and nobody was promised, less a
+        margin for everything else (5 %, at least 512 MiB, at most 8 GiB)."""
+        m = self.inputs.machine
+        there = min(m.memory_available_bytes, m.memory_limit_bytes) - self.inputs.reservations.memory_bytes
+        return max(0, there - min(8 * GIB, max(512 * MIB, m.memory_limit_bytes // 20)))
+
+    def lists(self, *flags: str) -> bool:
+        """Whether the installation lists any of these flags."""
+        return any(f in self.has_flag for f in flags)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`0.32.0+cpu` as (0, 32, 0); an unknown version counts as the newest."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(n or 0) for n in found.groups()) if found else (math.inf,)  # type: ignore[return-value]
+
+
+def stepped(tokens: int, step: int = LENGTH_STEP) -> int:
+    """Tokens rounded down to whole steps, as they are where they are fewer than one."""
+    return tokens // step * step or tokens

@@ -1,0 +1,439 @@
+"""How much fits on a layout: context, requests at once, tokens a step, type of KV, share of memory.
+
+For one layout the goal's wish is made smaller rung by rung until one request of the workload, or the length
+that somebody set, has room in the KV pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from orchestrator.planning.paged import latency, table
+from orchestrator.planning.paged.budget import Budget, budget, sglang_defaults, visible_bytes
+from orchestrator.planning.paged.kv_cache import KvCache, kv_cache
+from orchestrator.planning.paged.kv_type import may_take_fp8, wants_fp8
+from orchestrator.planning.paged.latency import Estimate
+from orchestrator.planning.paged.layout import Layout
+from orchestrator.planning.paged.situation import GIB, MIB, Situation, stepped
+from orchestrator.planning.paged.speculation import SpeculationCost
+from orchestrator.planning.paged.weights import weights_per_gpu
+
+LEAST_BATCH = 512
+
+FREE_MARGIN = 512 * MIB
+"""Of what is free on a device now, left to whoever holds the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What memory is asked for, the goal's wish or a smaller one. `graph` is the largest recorded batch, 0
+    for none; `speculative_tokens` are guessed at once; `batch_by_itl`: a step follows from the objective."""
+
+    kv_dtype: str
+    utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    graph: int
+    speculative_tokens: int = 0
+    batch_by_itl: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """A layout with what fits on it.
+
+    `tokens` is the KV pool of one copy in tokens, None where no rule is known for the architecture;
+    `kv_bytes` its bytes on each device. `fits` is whether the workload's request, or the length that was set,
+    has room. `static_share` is SGLang's share of device memory for weights and pool.
+    """
+
+    layout: Layout
+    wish: Wish
+    budget: Budget
+    kv: KvCache
+    kv_bytes: int
+    tokens: int | None
+    fits: bool
+    static_share: float = 0.0
+    estimate: Estimate | None = None
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.wish.kv_dtype
+
+    @property
+    def utilization(self) -> float:
+        return self.wish.utilization
+
+    @property
+    def max_model_len(self) -> int:
+        return self.wish.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.wish.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return self.wish.max_num_batched_tokens
+
+    @property
+    def graph(self) -> int:
+        return self.wish.graph
+
+    @property
+    def copies(self) -> int:
+        """Schedulers with a KV pool of their own."""
+        return self.layout.data * self.layout.attention_data
+
+
+def wished_context(s: Situation) -> int:
+    """Tokens of one request before memory was asked."""
+    given = s.given("max_model_len")
+    if given is not None:
+        return int(given)
+    row = table.row(s.goal)
+    if not row["context_factor"]:
+        return s.trained_context
+    return min(
+        s.trained_context, max(stepped(row["context_factor"] * s.request_tokens), row["least_context"])
+    )
+
+
+def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
+    """What the goal would take on a layout if memory were no question."""
+    row, w = table.row(s.goal), s.profile.workload
+    kv_dtype = s.given("kv_cache_dtype") or ("fp8" if wants_fp8(s) else "auto")
+    copies = layout.data * layout.attention_data
+    seqs = s.given("max_num_seqs")
+    if seqs is None:
+        seqs = row["most_seqs"] if s.goal == "throughput" and not s.on_cpu else -(-w.concurrency // copies)
+        seqs = min(seqs, row["most_seqs"])
+    batch, objective = s.given("max_num_batched_tokens"), False
+    if batch is None:
+        batch = row["batch"]
+        if s.goal == "throughput" and s.gpu is not None and s.gpu.memory_bytes >= 160 * GIB:
+            batch = row["most_batch"]
+        if s.on_cpu:
+            batch = min(batch, 2048)
+        by_itl = _batch_by_itl(s, layout, kv_dtype)
+        if by_itl is not None and by_itl < row["most_batch"]:
+            batch, objective = max(LEAST_BATCH, by_itl), True
+        batch = max(batch, seqs * (1 + speculative_tokens))
+    graph = s.given("cuda_graph")
+    if graph is None:
+        graph = 0 if s.on_cpu else min(512, seqs * (1 + speculative_tokens))
+    return Wish(
+        kv_dtype=kv_dtype,
+        utilization=utilization(s, layout),
+        max_model_len=wished_context(s),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batch,
+        graph=0 if graph == "off" else int(graph),
+        speculative_tokens=speculative_tokens,
+        batch_by_itl=objective,
+    )
+
+
+def _batch_by_itl(s: Situation, layout: Layout, kv_dtype: str) -> int | None:
+    """Tokens of a step that takes no longer than the gap that is asked for; None where nothing is asked, or
+    speed is not known."""
+    itl, w = s.profile.slo.itl_p99_ms, s.profile.workload
+    if itl is None or s.on_cpu or s.goal == "throughput":
+        return None
+    cache = kv_cache(s.card, layout, kind=s.kind, version=s.version_text, kv_dtype=kv_dtype, device=s.device)
+    found = latency.batch_tokens_for_itl(
+        s.card,
+        layout,
+        weights_per_gpu=weights_per_gpu(s.card, layout, kind=s.kind).worst,
+        kv_bytes_per_token_per_gpu=cache.bytes_per_token_per_gpu or 0.0,
+        input_tokens=w.input_tokens,
+        output_tokens=w.output_tokens,
+        concurrency=w.concurrency,
+        itl_ms=itl,
+    )
+    return stepped(found) if found is not None else None
+
+
+def utilization(self) -> float:
+        return self.wish.utilization
+
+    @property
+    def max_model_len(self) -> int:
+        return self.wish.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.wish.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return self.wish.max_num_batched_tokens
+
+    @property
+    def graph(self) -> int:
+        return self.wish.graph
+
+    @property
+    def copies(self) -> int:
+        """Schedulers with a KV pool of their own."""
+        return self.layout.data * self.layout.attention_data
+
+
+def wished_context(s: Situation) -> int:
+    """Tokens of one request before memory was asked."""
+    given = s.given("max_model_len")
+    if given is not None:
+        return int(given)
+    row = table.row(s.goal)
+    if not row["context_factor"]:
+        return s.trained_context
+    return min(
+        s.trained_context, max(stepped(row["context_factor"] * s.request_tokens), row["least_context"])
+    )
+
+
+def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
+    """What the goal would take on a layout if memory were no question."""
+    row, w = table.row(s.goal), s.profile.workload
+    kv_dtype = s.given("kv_cache_dtype") or ("fp8" if wants_fp8(s) else "auto")
+    copies = layout.data * layout.attention_data
+    seqs = s.given("max_num_seqs")
+    if seqs is None:
+        seqs = row["most_seqs"] if s.goal == "throughput" and not s.on_cpu else -(-w.concurrency // copies)
+        seqs = min(seqs, row["most_seqs"])
+    batch, objective = s.given("max_num_batched_tokens"), False
+    if batch is None:
+        batch = row["batch"]
+        if s.goal == "throughput" and s.gpu is not None and s.gpu.memory_bytes >= 160 * GIB:
+            batch = row["most_batch"]
+        if s.on_cpu:
+            batch = min(batch, 2048)
+        by_itl = _batch_by_itl(s, layout, kv_dtype)
+        if by_itl is not None and by_itl < row["most_batch"]:
+            batch, objective = max(LEAST_BATCH, by_itl), True
+        batch = max(batch, seqs * (1 + speculative_tokens))
+    graph = s.given("cuda_graph")
+    if graph is None:
+        graph = 0 if s.on_cpu else min(512, seqs * (1 + speculative_tokens))
+    return Wish(
+        kv_dtype=kv_dtype,
+        utilization=utilization(s, layout),
+        max_model_len=wished_context(s),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batch,
+        graph=0 if graph == "off" else int(graph),
+        speculative_tokens=speculative_tokens,
+        batch_by_itl=objective,
+    )
+
+
+def _batch_by_itl(s: Situation, layout: Layout) -> int | None:
+    """Tokens of a step that takes no longer than the gap that is asked for; None where nothing is asked, or
+    speed is not known."""
+    itl = s.profile.slo.itl_p99_ms
+    if itl is None or s.on_cpu or s.goal == "throughput":
+        return None
+    found = latency.batch_tokens_for_itl(s.card, layout, itl_ms=itl, kind=s.kind)
+    return found // LENGTH_STEP * LENGTH_STEP if found is not None else None
+
+
+def utilization(s: Situation, layout: Layout) -> float:
+    """The goal's share of device memory, or what is free where that is less."""
+    given = s.given("gpu_memory_utilization")
+    if given is not None:
+        return float(given)
+    share = float(table.row(s.goal)["utilization"])
+    for gpu in layout.devices:
+        share = min(share, (gpu.free_bytes - FREE_MARGIN) / gpu.memory_bytes)
+    return max(0.01, int(share * 100) / 100)
+
+
+def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> Sizing:
+    """The largest sizing on the goal's ladder that fits on a layout, or the smallest, which does not."""
+    first = wish(s, layout, cost.tokens if cost is not None else 0)
+    sizing = _settled(s, layout, first, cost)
+    if sizing.fits:
+        return sizing
+    for smaller in _rungs(s, first):
+        attempt = _settled(s, layout, smaller, cost)
+        if attempt.fits:
+            return attempt
+    return sizing
+
+
+def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
+    """Smaller and smaller wishes, each on top of the one before."""
+    if s.is_free("max_num_seqs") and w.max_num_seqs > 64:
+        w = replace(w, max_num_seqs=64, graph=min(w.graph, 64 * (1 + w.speculative_tokens)))
+        yield w
+    while s.is_free("max_num_batched_tokens") and w.max_num_batched_tokens // 2 >= max(
+        LEAST_BATCH, w.max_num_seqs
+    ):
+        w = replace(w, max_num_batched_tokens=w.max_num_batched_tokens // 2)
+        yield w
+    if s.is_free("kv_cache_dtype") and w.kv_dtype == "auto" and may_take_fp8(s):
+        w = replace(w, kv_dtype="fp8")
+        yield w
+    if s.is_free("max_num_seqs") and w.max_num_seqs > 8:
+        w = replace(w, max_num_seqs=8, graph=min(w.graph, 8 * (1 + w.speculative_tokens)))
+        yield w
+    if s.is_free("cuda_graph") and w.graph > 8:
+        w = replace(w, graph=8)
+        yield w
+
+
+def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
+    """A wish with the context and the requests at once that its KV pool holds."""
+    z = measured(s, layout, w, cost)
+    if z.tokens is None:
+        return z
+    copies = max(1, z.copies)
+    length = w.max_model_len
+    if s.is_free("max_model_len"):
+        room = z.tokens
+        if s.goal == "agent":
+            room = z.tokens // max(1, -(-s.profile.workload.concurrency // copies))
+        length = min(length, max(stepped(room), s.needed_context))
+        if length < w.max_model_len and z.kv.bytes_needed(length) is not None:
+            length = _shrunk(z, length, s.needed_context)
+    seqs = w.max_num_seqs
+    if s.is_free("max_num_seqs"):
+        seqs = max(1, min(seqs, z.tokens // max(1, min(s.request_tokens, length))))
+    changed = replace(w, max_model_len=length, max_num_seqs=seqs, graph=_graph(s, w, seqs))
+    if changed == w:
+        return z
+    return replace(z, wish=changed, fits=_fits(z, changed))
+
+
+def _shrunk(z: Sizing, length: int, least: int) -> int:
+    """A length that one request can have: what the engine itself checks counts whole blocks and groups."""
+    while length > least and (z.kv.bytes_needed(length) or 0) > z.kv_bytes:
+        length = max(least, stepped(length * 15 // 16))
+    return length
+
+
+def _graph(s: Situation, w: Wish, seqs: int) -> int:
+    if not s.is_free("cuda_graph") or not w.graph:
+        return w.graph
+    return min(w.graph, seqs * (1 + w.speculative_tokens))
+
+
+def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
+    """The memory of a wish on a layout, as it is."""
+    cache = _cache(s, layout, w, cost)
+    share = w.utilization if s.kind == "vllm" or s.on_cpu else _static_share(s, layout, w)
+    room = _budget(s, layout, w, share, cost)
+    kv = _kv_bytes(s, layout, w, cache, room)
+    tokens = cache.tokens(kv, w.max_model_len) if kv > 0 else (0 if cache.known else None)
+    z = Sizing(layout, w, room, cache, kv, tokens, fits=False, static_share=share)
+    return replace(z, fits=_fits(z, w))
+
+
+def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> KvCache:
+    return kv_cache(
+        s.card,
+        layout,
+        kind=s.kind,
+        version=s.version_text,
+        kv_dtype=w.kv_dtype,
+        block_size=s.given("block_size"),
+        prefix_caching=s.given("prefix_caching") is not False,
+        speculative_tokens=w.speculative_tokens,
+        mtp=cost is not None and cost.mtp,
+        draft=s.inputs.draft,
+        max_num_batched_tokens=w.max_num_batched_tokens,
+        device=s.device,
+    )
+
+
+def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: SpeculationCost | None) -> Budget:
+    return budget(
+        s.card,
+        layout,
+        None if s.on_cpu else s.gpu,
+        kind=s.kind,
+        version=s.version_text,
+        utilization=share,
+        max_num_batched_tokens=w.max_num_batched_tokens,
+        max_num_seqs=w.max_num_seqs,
+        cuda_graph_max=w.graph,
+        draft_bytes=cost.weights_bytes if cost is not None else 0,
+        total_bytes=s.inputs.machine.memory_limit_bytes if s.on_cpu else None,
+        mtp_loaded=cost is not None and cost.mtp,
+    )
+
+
+def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
+    """SGLang's share for weights and pool: the deployment's share less activations and graphs, and not above
+    what SGLang itself would take."""
+    given = s.given("mem_fraction_static")
+    if given is not None:
+        return float(given)
+    gpu = s.gpu
+    if gpu is None:
+        return w.utilization
+    total = visible_bytes(gpu)
+    own = sglang_defaults(
+        s.card,
+        layout,
+        total,
+        chunked_prefill_size=w.max_num_batched_tokens,
+        cuda_graph_max=w.graph or None,
+        max_running_requests=w.max_num_seqs,
+    )
+    room = _budget(s, layout, w, w.utilization, None)
+    share = min(own.mem_fraction_static, w.utilization - room.outside / max(1, total))
+    return max(0.01, int(share * 1000) / 1000)
+
+
+def _kv_bytes(s: Situation, layout: Layout, w: Wish, cache: KvCache, room: Budget) -> int:
+    """Bytes of the pool on each device: what was set, what the share leaves, or on a CPU what is needed."""
+    given = s.given("kv_cache_bytes")
+    if given is not None:
+        return int(given)
+    tokens, token = s.given("kv_cache_tokens"), cache.bytes_per_token_per_gpu
+    if tokens is not None and token is not None and s.kind == "sglang":
+        return int(tokens * token)
+    if not s.on_cpu:
+        return room.kv
+    ranks = max(1, layout.world)
+    there = s.host_budget // ranks - room.weights - room.non_torch
+    share = s.given("gpu_memory_utilization")
+    if share is not None:
+        whole = int(s.inputs.machine.memory_limit_bytes * share) // ranks
+        return max(0, min(there, whole - room.weights - room.non_torch)) // MIB * MIB
+    need = cache.bytes_needed(w.max_model_len, w.max_num_seqs)
+    if need is None:
+        return max(0, there // 2) // MIB * MIB
+    one = cache.bytes_needed(w.max_model_len) or 0
+    return max(0, min(there, -(-max(need, one) // MIB) * MIB)) // MIB * MIB
+
+
+def _fits(z: Sizing, w: Wish) -> bool:
+    if z.tokens is None:
+        return z.kv_bytes > 0
+    need = z.kv.bytes_needed(w.max_model_len)
+    return z.kv_bytes > 0 and (need is None or need <= z.kv_bytes)
+
+
+def estimated(s: Situation, z: Sizing, concurrency: int, speculative: object = None) -> Sizing:
+    """With the speed at so many requests in all; `speculative` is the lever's value."""
+    w = s.profile.workload
+    e = latency.estimate(
+        s.card,
+        z.layout,
+        weights_per_gpu=z.budget.weights,
+        kv_bytes_per_token_per_gpu=z.kv.bytes_per_token_per_gpu or 0.0,
+        input_tokens=w.input_tokens,
+        output_tokens=w.output_tokens,
+        concurrency=concurrency,
+        max_num_batched_tokens=z.max_num_batched_tokens,
+        kind=s.kind,
+        cuda_graph=z.graph > 0,
+        speculative=speculative,
+        node_link_gbps=s.inputs.machine.node_link_gbps,
+    )
+    return replace(z, estimate=e)
