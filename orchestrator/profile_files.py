@@ -12,6 +12,8 @@ from orchestrator.errors import LlmserveError, not_found
 from orchestrator.problems import nearest, shown
 
 _SUFFIXES = (".yaml", ".yml")
+_NO_PROFILES = ("gpus.yaml",)
+"""Files in the folder of those that come with llmserve that hold other data."""
 
 
 def builtin_dir() -> Path:
@@ -39,6 +41,8 @@ def found() -> dict[str, Path]:
             files = sorted(
                 p for p in folder.iterdir() if p.suffix in _SUFFIXES and not p.name.startswith(".")
             )
+            if folder == builtin_dir():
+                files = [p for p in files if p.name not in _NO_PROFILES]
         except OSError:
             continue
         out |= {p.stem: p for p in reversed(files)}
@@ -67,6 +71,7 @@ def candidates(name_or_path: str, beside: Path | None = None) -> list[Path]:
         for folder in (user_dir(), builtin_dir())
         for suffix in _SUFFIXES
         if _is_file(folder / (name_or_path + suffix))
+        and (folder != builtin_dir() or name_or_path + suffix not in _NO_PROFILES)
     ]
     if not out:
         raise _unknown(name_or_path)
