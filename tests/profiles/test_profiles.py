@@ -303,4 +303,5 @@ def test_any_text_is_a_profile_or_one_error(tmp_path: Path, text: str) -> None:
 
 
 def test_the_built_in_folder_is_the_checkouts_or_the_wheels() -> None:
-    assert {p.stem for p in profile_files.builtin_dir().glob("*.yaml")} == set(GOALS)
+    assert {p.stem for p in profile_files.builtin_dir().glob("*.yaml")} == {*GOALS, "gpus"}
+    assert {p.stem for p in profile_files.found().values() if profile_files.is_builtin(p)} == set(GOALS)
