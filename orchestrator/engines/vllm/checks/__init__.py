@@ -1,0 +1,48 @@
+"""What vLLM would refuse at its start, or start with and silently do otherwise, found in a Plan.
+
+vLLM finds these after 20 to 30 s of imports, one at a time, some only after the weights are loaded. Here they
+are found all at once, on the plan's own argument list, so levers and raw engine_args are judged alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.engines.base import Installation
+from orchestrator.engines.vllm.checks import (
+    command,
+    connectors,
+    context,
+    parallel,
+    scheduler,
+    serving,
+    silent,
+    speculation,
+)
+from orchestrator.engines.vllm.checks.settings import Settings, settings_of
+from orchestrator.plan import Plan, Violation
+
+_RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
+    command.check,
+    scheduler.check,
+    parallel.check,
+    context.check,
+    speculation.check,
+    connectors.check,
+    serving.check,
+)
+
+
+def check(plan: Plan, installation: Installation) -> list[Violation]:
+    """All at once, each once; empty where vLLM would take the plan."""
+    if installation.extras.get("broken"):
+        return []
+    found = [v for s in settings_of(plan, installation) for rule in _RULES for v in rule(s)]
+    return list(dict.fromkeys(found))
+
+
+def warnings(plan: Plan, installation: Installation) -> list[str]:
+    """What vLLM would do otherwise than planned without refusing."""
+    if installation.extras.get("broken"):
+        return []
+    return list(dict.fromkeys(w for s in settings_of(plan, installation) for w in silent.warnings(s)))
