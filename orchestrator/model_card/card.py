@@ -41,9 +41,8 @@ class ModelCard:
     `architectures` are the Hugging Face class names, `model_type` its name in transformers (both empty for
     GGUF); `quantization_config` is the checkpoint's own, without its long lists; `rope_scaling` likewise.
     `intermediate_size` is a dense layer's feed-forward, `moe_intermediate_size` one expert's;
-    `shared_experts`
-    counts experts that every token visits. `expert_layers[i]` is True where layer i has experts, None where
-    there are none or the checkpoint does not say.
+    `shared_experts` counts experts that every token visits. `expert_layers[i]` is True where layer i has
+    experts, None where there are none or the checkpoint does not say.
     `weight_groups` are stored bytes by what the tensor is (`weight_groups.GROUPS`), empty where unknown; a
     model with tied embeddings has no "lm_head". `needs_remote_code`: transformers does not know the model and
     would run code of the repository. `index_head_dim` is the size of a sparse-attention index key;

@@ -36,6 +36,10 @@ def quantization_of(c: Config, beside: Mapping[str, Any], plain_bytes: int) -> Q
     algorithm = str(q.get("quant_algo") or "").lower()[:32]
     kind = _kind(q, method, algorithm)
     size = float(tables()["bytes_per_weight"].get(kind, plain_bytes))
+    group = _first_group(q).get("group_size") or q.get("group_size")
+    if kind == "int4" and type(group) is int and 16 <= group < 128:
+        # the table's figure is for groups of 128: an f16 scale and a 4-bit zero each
+        size = 0.5 + 2.5 / group
     expert = str(q.get("moe_quant_algo") or "").lower()[:32]
     if not expert and c.get("expert_dtype") == "fp4":
         expert = "mxfp4"

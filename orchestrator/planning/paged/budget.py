@@ -1,0 +1,254 @@
+"""Where a device's memory goes, before launch: what is left for KV.
+
+vLLM (vllm/v1/worker/utils.py and gpu_worker.py): KV = ceil(utilization x total) - weights - peak activation -
+what is not PyTorch's - from 0.21 an estimate of CUDA graphs; before, graphs come on top. SGLang
+(srt/arg_groups/memory_hook.py and mem_cache/kv_cache_configurator.py): pool = free at start x fraction -
+weights; activation and graphs live in the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.machine.machine import Gpu
+from orchestrator.model_card.card import ModelCard
+from orchestrator.planning.paged.layout import Layout
+from orchestrator.planning.paged.memory import GIB, MIB, Kind, by_version, rules, since
+from orchestrator.planning.paged.weights import Weights, weights_per_gpu
+
+Basis = Literal["computed", "estimated", "fitted", "margin", "set", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes on the fullest device. `total` is what the driver shows, `requested` the engine's share of it;
+    `kv` what is left for the pool, below 0 where nothing is. `margin` is kept back from `kv`. `basis` says by
+    item how a figure was got. `outside` is what comes on top of `requested` (graphs of vLLM before 0.21;
+    activation and graphs of SGLang)."""
+
+    total: int
+    requested: int
+    weights: int
+    activation: int
+    non_torch: int
+    graphs: int
+    draft: int
+    margin: int
+    kv: int
+    outside: int
+    basis: Mapping[str, Basis]
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything is left for KV, and what comes on top has room."""
+        return self.kv > 0 and self.requested + self.outside <= self.total
+
+
+def visible_bytes(gpu: Gpu) -> int:
+    """What CUDA shows of a device: less than NVML counts. A MIG slice shows what it has."""
+    table = rules()["visible"]
+    if gpu.vendor == "amd" or gpu.mig:
+        return gpu.memory_bytes
+    name = gpu.name.lower()
+    less = next((v for k, v in table["by_name"].items() if k in name), table["default_gib"])
+    return max(0, gpu.memory_bytes - int(less * GIB))
+
+
+def budget(
+    card: ModelCard,
+    layout: Layout,
+    gpu: Gpu | None,
+    *,
+    kind: Kind = "vllm",
+    version: str | None = None,
+    utilization: float = 0.9,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 256,
+    cuda_graph_max: int | None = 512,
+    draft_bytes: int = 0,
+    total_bytes: int | None = None,
+    weights: Weights | None = None,
+    mtp_loaded: bool = False,
+) -> Budget:
+    """The budget of the fullest device.
+
+    `utilization` is a share of the whole device (SGLang: its mem-fraction-static). `cuda_graph_max` is the
+    largest captured batch, 0 or None where graphs are off. `gpu` None is a CPU: `total_bytes` is then the
+    memory of its node. `total_bytes` overrides what the device shows. `weights` where they are known already.
+    """
+    total = total_bytes if total_bytes is not None else (visible_bytes(gpu) if gpu is not None else 0)
+    held = weights or weights_per_gpu(card, layout, kind=kind, mtp_loaded=mtp_loaded)
+    basis: dict[str, Basis] = {
+        "weights": held.basis,
+        "activation": "fitted",
+        "non_torch": "fitted",
+        "graphs": "fitted",
+        "margin": "margin",
+        "draft": "computed",
+    }
+    requested = math.ceil(total * utilization)
+    if gpu is None:
+        process = int(rules()["cpu"]["worker_gib"] * GIB)
+        basis |= {"non_torch": "margin", "activation": "computed", "graphs": "computed"}
+        kv = requested - held.worst - process - draft_bytes
+        return Budget(total, requested, held.worst, 0, process, 0, draft_bytes, 0, kv, 0, basis)
+    activation = activation_bytes(
+        card, version=version, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+    )
+    other = non_torch_bytes(layout)
+    graphs = graph_bytes(cuda_graph_max)
+    margin = int(by_version(rules()["margin_gib"][kind], version) * GIB)
+    if kind == "sglang":
+        activation = forward_bytes(card, max_num_batched_tokens)
+        outside = activation + graphs
+        kv = requested - held.worst - other - draft_bytes - margin
+        return Budget(
+            total,
+            requested,
+            held.worst,
+            activation,
+            other,
+            graphs,
+            draft_bytes,
+            margin,
+            kv,
+            outside,
+            basis,
+        )
+    inside = since(version, rules()["vllm"]["graphs_in_budget_from"])
+    kv = requested - held.worst - activation - other - draft_bytes - margin - (graphs if inside else 0)
+    return Budget(
+        total,
+        requested,
+        held.worst,
+        activation,
+        other,
+        graphs,
+        draft_bytes,
+        margin,
+        kv,
+        0 if inside else graphs,
+        basis,
+    )
+
+
+def activation_bytes(
+    card: ModelCard, *, version: str | None, max_num_batched_tokens: int, max_num_seqs: int
+) -> int:
+    """Peak activation of vLLM's profiling pass: the larger of the sampler's and the forward pass.
+
+    sampler: c(version) x vocabulary x sequences, and the hidden states of the batch; forward: 48 B x hidden x
+    tokens. Three figures, fitted on ten starts (docs/plans/accuracy.md).
+    """
+    table = rules()["activation"]
+    tokens = max(1, max_num_batched_tokens)
+    sequences = min(max_num_seqs, tokens)
+    sampler = by_version(table["sampler_bytes"], version) * card.vocab_size * sequences
+    sampler += table["resident_bytes"] * card.hidden_size * tokens
+    return int(max(sampler, forward_bytes(card, tokens)))
+
+
+def forward_bytes(card: ModelCard, tokens: int) -> int:
+    """Peak of one forward pass over a batch of tokens."""
+    return int(rules()["activation"]["forward_bytes"] * card.hidden_size * tokens)
+
+
+def non_torch_bytes(layout: Layout) -> int:
+    """Driver context and communicators of one rank."""
+    table = rules()["non_torch_gib"]
+    ranks = layout.tensor * layout.attention_data
+    return int((table["alone"] + table["per_doubling"] * math.log2(ranks)) * GIB)
+
+
+def graph_bytes(largest: int | None) -> int:
+    """CUDA graphs by their largest captured batch."""
+    if not largest:
+        return 0
+    table = rules()["graphs_gib"]
+    return int((table["base"] + table["largest_512"] * largest / 512) * GIB)
+
+
+def utilization_that_fits(
+    at: Callable[[float], Budget], kv_bytes: int, highest: float = 0.98
+) -> float | None:
+    """The smallest utilization, in hundredths, that leaves `kv_bytes`; None where none up to `highest` does.
+
+    `at` gives the budget of a utilization; KV grows by the total with it, so two evaluations do.
+    """
+    top = at(highest)
+    if top.kv < kv_bytes or not top.fits:
+        return None
+    spare = (top.kv - kv_bytes) / max(1, top.total)
+    return max(0.01, math.ceil((highest - spare) * 100 - 1e-9) / 100)
+
+
+def largest_seqs(at: Callable[[int], Budget], kv_bytes: int, most: int) -> int:
+    """The largest max_num_seqs up to `most` whose budget leaves `kv_bytes`; 0 where none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = at(middle)
+        if found.kv >= kv_bytes and found.fits:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class SglangMemory:
+    """SGLang's own defaults for a device: chunked prefill tokens, the largest decode graph, and the fraction
+    of memory for weights and pool."""
+
+    chunked_prefill_size: int
+    cuda_graph_max: int
+    mem_fraction_static: float
+
+
+def sglang_defaults(
+    card: ModelCard,
+    layout: Layout,
+    total_bytes: int | None,
+    *,
+    chunked_prefill_size: int | None = None,
+    cuda_graph_max: int | None = None,
+    max_running_requests: int | None = None,
+    prefill_graphs: bool = True,
+) -> SglangMemory:
+    """What SGLang 0.5.23 sets by itself (srt/arg_groups/memory_hook.py handle_gpu_memory_settings).
+
+    `chunked_prefill_size` -1 is off. `total_bytes` None where the device is unknown to SGLang too.
+    `prefill_graphs` False where its backend or pipeline parallelism turns them off.
+    """
+    table = rules()["sglang"]
+    ranks = layout.tensor * layout.attention_data
+    mib = total_bytes / MIB if total_bytes is not None else None
+    row = table["unknown"]
+    if mib is not None:
+        row = next((r for r in table["defaults"] if mib < r["below_mib"]), table["defaults"][-1])
+    chunk = chunked_prefill_size if chunked_prefill_size is not None else row["chunk"]
+    graph = cuda_graph_max if cuda_graph_max is not None else row["graph"][1 if ranks >= 4 else 0]
+    if cuda_graph_max is None and max_running_requests is not None:
+        graph = min(graph, max_running_requests)
+    # what a rank takes; the reserve counts the whole
+    mine = chunk // layout.attention_data if chunk > 0 else chunk
+    if mib is None:
+        return SglangMemory(mine, graph, table["unknown"]["fraction"])
+    r = table["reserve"]
+    tokens = max(chunk, r["smallest_activation_tokens"]) if chunk > 0 else max(16384, chunk)
+    reserved = r["base_mib"] + r["per_activation_token_mib"] * tokens
+    reserved += ranks * layout.pipeline / 8 * r["per_eighth_of_world_mib"]
+    reserved += r["per_decode_graph_mib"] * graph
+    if layout.attention_data > 1:
+        reserved += r["per_attention_data_graph_mib"] * graph * layout.attention_data
+        if graph > 300:
+            reserved += r["per_attention_data_graph_mib"] / 2 * graph * layout.attention_data
+    if prefill_graphs:
+        mla = card.mla_kv_lora_rank is not None
+        reserved += r["prefill_graphs_mla_mib"] if mla else r["prefill_graphs"] * r["per_prefill_graph_mib"]
+    if mib > r["floor_above_mib"]:
+        reserved = max(reserved, r["floor_mib"])
+    return SglangMemory(mine, graph, round((mib - reserved) / mib, 3))

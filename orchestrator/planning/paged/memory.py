@@ -1,0 +1,65 @@
+"""What the engines with a paged KV pool (vLLM, SGLang) hold in memory: the shared facts and their data.
+
+`weights` says what a checkpoint takes on one device, `kv_cache` what a token and a request take, `budget`
+what is left for them. Sources are in `memory.yaml`, measured errors in docs/plans/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+MIB = 2**20
+GIB = 2**30
+
+Kind = Literal["vllm", "sglang"]
+Version = tuple[int, int, int]
+NEWEST: Version = (999, 0, 0)
+
+
+@cache
+def rules() -> dict[str, Any]:
+    """`memory.yaml`."""
+    import yaml
+
+    text = (Path(__file__).parent / "memory.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data
+
+
+@lru_cache(maxsize=256)
+def version_of(text: str | None) -> Version:
+    """Major, minor, patch of an engine's version ("0.15.2rc1.dev93"); the newest where none is given."""
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text or "")
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else NEWEST
+
+
+def since(version: str | None, first: str) -> bool:
+    """Whether a version is `first` or later; an unknown one counts as the newest."""
+    return version_of(version) >= version_of(first)
+
+
+def by_version(table: Mapping[str, float], version: str | None) -> float:
+    """The entry of the latest `from` that is not above the version; the first where all are."""
+    known = sorted(table, key=version_of)
+    return table[next((k for k in reversed(known) if since(version, k)), known[0])]
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def stage_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each pipeline stage holds.
+
+    What does not divide goes one each to the stages before the last, last first (vLLM
+    vllm/distributed/utils.py get_pp_indices, SGLang's copy of it).
+    """
+    each, rest = divmod(layers, stages)
+    out = [each] * stages
+    for i in range(2, rest + 2):
+        out[-i] += 1
+    return tuple(out)
