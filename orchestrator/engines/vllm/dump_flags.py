@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import enum
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -64,6 +65,7 @@ def ask() -> dict[str, Any]:
     }
     told["parser"], actions = _parser()
     told["flags"] = [_row(a) for a in actions if a.option_strings and a.dest != "help"]
+    told["cpu_kv_in_bytes"] = _soft(_cpu_kv_in_bytes)
     told["kv_cache_dtypes"] = _soft(lambda: _kv_cache_dtypes(told["flags"]))
     told["spec_methods"] = _soft(_spec_methods)
     told["spec_keys"] = _soft(lambda: _fields("SpeculativeConfig"))
@@ -83,7 +85,7 @@ def _version(metadata: Any, name: str) -> str | None:
         return None
 
 
-def _soft(asked: typing.Callable[[], list[str]]) -> list[str] | None:
+def _soft(asked: typing.Callable[[], typing.Any]) -> Any:
     """What a release keeps elsewhere is None, not a failure of the whole question."""
     try:
         return asked()
@@ -185,6 +187,13 @@ def _literals(kind: Any) -> list[str]:
 
 def _spec_methods() -> list[str]:
     return _literals(_first("SpeculativeMethod", ("vllm.config.speculative", "vllm.config")))
+
+
+def _cpu_kv_in_bytes() -> bool:
+    """Whether the CPU worker heeds --kv-cache-memory-bytes; older ones know only whole GiB by a variable."""
+    spec = importlib.util.find_spec("vllm.v1.worker.cpu_worker")
+    with open(str(spec and spec.origin), encoding="utf-8") as f:
+        return "kv_cache_memory_bytes" in f.read()
 
 
 def _kv_cache_dtypes(flags: list[dict[str, Any]]) -> list[str]:
