@@ -83,12 +83,16 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family as one checkpoint meets it: the family's `row`, the model's `recipe`; either may be empty."""
+    """A family as one checkpoint meets it: the family's `row`, the model's `recipe`; either may be empty.
+
+    `remote_code`: the checkpoint holds code that transformers would run.
+    """
 
     name: str
     row: Mapping[str, Any]
     recipe: Mapping[str, Any]
     variant: Mapping[str, Any]
+    remote_code: bool = False
 
     @property
     def source(self) -> str:
@@ -124,7 +128,8 @@ class Family:
         `layout` is a recipe's name of one ("single_node_tep"), `tools` adds what tool calls need beside the
         parser. What is published is vLLM's: another engine has only the consent to remote code.
         """
-        trust = "--trust-remote-code" in self.recipe.get("args", ())
+        # most recipes ask for consent by habit; without code in the checkpoint there is nothing to run
+        trust = self.remote_code and "--trust-remote-code" in self.recipe.get("args", ())
         if kind != "vllm" or not self.recipe:
             return Requirements(trust_remote_code=trust)
         parts: list[tuple[Mapping[str, Any], str]] = [(self.recipe, "on any device")]
@@ -150,7 +155,7 @@ class Family:
             suggested=every.suggested,
             flags=every.flags,
             env=env,
-            trust_remote_code=trust or bool(every.levers.get("trust_remote_code")),
+            trust_remote_code=self.remote_code and bool(every.levers.get("trust_remote_code")),
             why={k: v for k, v in why.items() if k not in _NOT_NEEDS or k == "trust_remote_code"},
             left_out=every.left_out,
         )
@@ -215,7 +220,7 @@ def family(card: ModelCard) -> Family | None:
     if row is None and not recipe:
         return None
     name = row["family"] if row else _base(recipe["model"])
-    return Family(name, row or {}, recipe, variant)
+    return Family(name, row or {}, recipe, variant, card.needs_remote_code)
 
 
 def gpu_generation(gpu: Gpu | None) -> str:

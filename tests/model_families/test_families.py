@@ -22,7 +22,7 @@ LISTED: dict[str, list[str]] = json.loads((HERE / "parsers.json").read_text())
 NEWEST = {"vllm": "0.33.0", "sglang": "0.5.23"}
 
 
-def card(name: str, cls: str, *, path: str | None = None) -> ModelCard:
+def card(name: str, cls: str, *, path: str | None = None, **facts: Any) -> ModelCard:
     return ModelCard(
         source=path or name,
         name=name,
@@ -38,6 +38,7 @@ def card(name: str, cls: str, *, path: str | None = None) -> ModelCard:
         context_length=1,
         weights_bytes=1,
         architectures=(cls,),
+        **facts,
     )
 
 
@@ -197,7 +198,8 @@ def test_requirements_follow_the_device() -> None:
     hopper, blackwell = (v4.requirements("vllm", "0.33.0", g) for g in ("hopper", "blackwell"))
     amd = v4.requirements("vllm", "0.33.0", "amd")
     assert hopper.levers == {"kv_cache_dtype": "fp8", "block_size": 256}
-    assert hopper.trust_remote_code
+    assert not hopper.trust_remote_code
+    assert "trust_remote_code" in hopper.why
     assert hopper.flags == ()
     assert blackwell.flags == ("--attention-config", '{"use_fp4_indexer_cache":true}')
     assert amd.env == {"VLLM_ROCM_USE_AITER": "1"}
@@ -221,9 +223,18 @@ def test_requirements_of_a_variant_and_of_tool_calls() -> None:
 
 
 def test_another_engine_gets_only_the_consent() -> None:
-    v4 = found("deepseek-ai/DeepSeek-V4-Flash", "DeepseekV4ForCausalLM")
+    v4 = family(card("deepseek-ai/DeepSeek-V4-Flash", "DeepseekV4ForCausalLM", needs_remote_code=True))
+    assert v4 is not None
     told = v4.requirements("sglang", "0.5.23", "blackwell")
     assert (told.levers, told.flags, told.env, told.trust_remote_code) == ({}, (), {}, True)
+
+
+def test_consent_is_asked_for_only_where_the_checkpoint_holds_code() -> None:
+    kimi, qwen = "moonshotai/Kimi-K2.5", "Qwen/Qwen3-8B"
+    for name, code, expected in ((kimi, True, True), (kimi, False, False), (qwen, True, False)):
+        f = family(card(name, "UnknownToEveryTable", needs_remote_code=code))
+        assert f is not None
+        assert f.requirements("vllm", "0.33.0", "hopper").trust_remote_code is expected
 
 
 def test_drafts_of_the_model_itself_come_before_those_in_the_checkpoint() -> None:
