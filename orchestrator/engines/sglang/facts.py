@@ -38,7 +38,6 @@ _ARGUMENTS = (
 )  # fmt: skip
 _MODEL = ("model_type", "architectures", "is_generation")
 _STATE = ("effective_max_running_requests_per_dp", "memory_usage", "decode_cuda_graph_bs")
-_GIB = 1 << 30
 
 _LINES = (
     re.compile(r"KV Cache is allocated\. (?:dtype: (?P<kv_dtype>\S+), )?#tokens: (?P<kv_tokens>\d+)"),
@@ -318,7 +317,7 @@ def _offload(value: Any, argv: Sequence[str], facts: Mapping[str, Any]) -> list[
     actual = facts.get("hicache_size") or 0
     if not value:
         return [FactCheck("kv_offload_bytes", 0, "on" if on else 0, not on)]
-    return [FactCheck("kv_offload_bytes", size or value // _GIB, actual, on and size in (None, actual))]
+    return [FactCheck("kv_offload_bytes", size or value, actual, on and size in (None, actual))]
 
 
 def _scheduling(value: Any, facts: Mapping[str, Any]) -> list[FactCheck]:

@@ -1,0 +1,216 @@
+"""What SGLang's sizes must divide, and what must have room: the rules that calculate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.engines.sglang.checks.args import Args
+from orchestrator.plan import Violation
+
+
+def ranks(args: Args) -> Iterator[Violation]:
+    """How the ranks divide (0.5.23, arg_groups/parallel_hook.py, validation_hook.py; the same in 0.5.1)."""
+    tensor, attention, nodes = args.tensor, args.attention, args.number("--nnodes") or 1
+    for flag, lever in (
+        ("--tp-size", "tensor_parallel_size"),
+        ("--pp-size", "pipeline_parallel_size"),
+        ("--dp-size", "data_parallel_size"),
+        ("--attn-dp-size", "attention_data_parallel_size"),
+    ):
+        size = args.number(flag)
+        if size is not None and size < 1:
+            yield Violation("below_one", f"{flag} is {size}", f"use --set {lever}=1 or more")
+    if tensor % attention:
+        yield Violation(
+            "attention_dp_division",
+            f"{attention} attention ranks do not divide the tensor size {tensor}",
+            "choose an attention_data_parallel_size that divides tensor_parallel_size times itself: "
+            f"{_divisors(tensor)}",
+        )
+    if (tensor * args.pipeline) % nodes:
+        yield Violation(
+            "nodes_division",
+            f"{tensor} times {args.pipeline} ranks do not spread evenly over {nodes} nodes",
+            "use a tensor_parallel_size or pipeline_parallel_size that the number of nodes divides",
+        )
+    context = args.number("--attn-cp-size") or 1
+    if context > 1 and tensor % (attention * context):
+        yield Violation(
+            "attention_context_division",
+            f"--attn-cp-size {context} times {attention} attention ranks does not divide {tensor} ranks",
+            "correct --attn-cp-size in engine_args",
+        )
+    dense = args.number("--moe-dense-tp-size")
+    if dense is not None and dense not in (1, tensor) and args.version >= (0, 5, 12):
+        yield Violation(
+            "dense_tensor_size",
+            f"--moe-dense-tp-size {dense}: SGLang takes 1 or the tensor size {tensor}",
+            "correct it in engine_args, or take it out",
+        )
+    yield from _experts(args)
+
+
+def heads(args: Args) -> Iterator[Violation]:
+    """How the model divides over the ranks of one attention layer (0.5.23, models/llama.py:183-196). On a
+    CPU it need not: SGLang pads the heads there (observed of 0.5.23)."""
+    parts = args.attention_tensor
+    total, kv = args.model.get("heads"), args.model.get("kv_heads")
+    if parts == 1 or not isinstance(total, int) or args.device == "cpu":
+        return
+    if total % parts:
+        yield Violation(
+            "heads_division",
+            f"the model has {total} attention heads, which {parts} devices do not divide",
+            f"use a --set tensor_parallel_size among {_divisors(total)}",
+        )
+    elif isinstance(kv, int) and kv > 0 and not args.model.get("mla") and kv % parts and parts % kv:
+        yield Violation(
+            "kv_heads_division",
+            f"the model has {kv} KV heads, which neither divide nor are divided by {parts} devices",
+            f"use a --set tensor_parallel_size among {_divisors(total)} that fits {kv}",
+        )
+
+
+def devices(args: Args) -> Iterator[Violation]:
+    """Whether there are as many devices as ranks on this node."""
+    nodes, gpus = args.number("--nnodes") or 1, args.machine.get("gpus")
+    here = args.tensor * args.pipeline * args.data // nodes
+    if args.device in ("cuda", "rocm") and gpus and here > len(gpus):
+        yield Violation(
+            "too_few_devices",
+            f"the plan has {here} ranks on a machine of {len(gpus)} GPUs",
+            "lower tensor_parallel_size, pipeline_parallel_size or data_parallel_size",
+        )
+    numa = args.machine.get("numa_nodes")
+    told = args.env.get("SGLANG_CPU_OMP_THREADS_BIND")
+    if args.device == "cpu" and isinstance(numa, int) and not told and here > max(1, numa):
+        # 0.5.23, utils/numa_utils.py:463
+        yield Violation(
+            "ranks_above_numa_nodes",
+            f"{here} ranks on a CPU with {numa} NUMA node(s): SGLang asks to be told which cores each has",
+            f"use --set tensor_parallel_size={max(1, numa)}, or set SGLANG_CPU_OMP_THREADS_BIND in env",
+        )
+
+
+def pages(args: Args) -> Iterator[Violation]:
+    """Pages and prefill chunks (0.5.23, arg_groups/validation_hook.py:240; the same in 0.5.1)."""
+    page, chunk = args.number("--page-size"), args.number("--chunked-prefill-size")
+    if page is not None and page < 1:
+        yield Violation("below_one", f"--page-size is {page}", "use --set block_size=1 or more")
+        return
+    if chunk is not None and chunk > 0 and page and args.pd != "decode":
+        each = chunk // args.attention
+        if each % page or not each:
+            shared = f" ({each} on each of {args.attention} attention ranks)" if args.attention > 1 else ""
+            yield Violation(
+                "chunk_and_page",
+                f"prefill chunks of {chunk} tokens{shared} are no whole pages of {page}",
+                f"use --set max_num_batched_tokens to a multiple of {page}, or another --set block_size",
+            )
+
+
+def room(args: Args) -> Iterator[Violation]:
+    """Whether a request fits: SGLang takes a context above the model's only by force (0.5.23,
+    configs/model_config.py:1303), and one above its pool without a word."""
+    length, trained = args.number("--context-length"), args.model.get("context_length")
+    forced = args.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "").lower() in (
+        "1",
+        "true",
+        "yes",
+        "y",
+    )
+    overridden = args.given("--json-model-override-args")
+    if length and isinstance(trained, int) and length > trained and not forced and not overridden:
+        yield Violation(
+            "context_above_model",
+            f"max_model_len is {length} tokens and the model has {trained}",
+            f"use --set max_model_len={trained}; where the model is known to hold more, set "
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in env",
+        )
+    pool = args.number("--max-total-tokens")
+    if pool is None:
+        pool = args.predictions.get("kv_cache_tokens")
+    if pool is not None and pool < 2 * args.attention and args.given("--max-total-tokens"):
+        yield Violation(
+            "pool_without_room",
+            f"a KV pool of {pool} tokens holds no request",
+            "use a larger --set kv_cache_tokens",
+        )
+    elif pool is not None and length and pool < length:
+        yield Violation(
+            "pool_below_context",
+            f"the KV pool holds {int(pool)} tokens and one request may need {length}: "
+            "SGLang starts, and refuses the longer requests",
+            f"use --set max_model_len={int(pool)} or less, or a larger pool",
+        )
+    share = args.number("--mem-fraction-static")
+    if share is not None and not 0 < share < 1:
+        yield Violation(
+            "memory_share",
+            f"mem_fraction_static {share} is no share of the memory",
+            "use --set mem_fraction_static between 0 and 1",
+        )
+    most = args.number("--max-running-requests")
+    if most is not None and most < 1:
+        yield Violation("below_one", f"--max-running-requests is {most}", "use --set max_num_seqs=1 or more")
+
+
+def draft(args: Args) -> Iterator[Violation]:
+    """Draft sizes (0.5.23, arg_groups/speculative_hook.py:1160 and 376; the first the same in 0.5.1)."""
+    if args.speculation in ("EAGLE", "EAGLE3", "STANDALONE") and not args.on("--speculative-adaptive"):
+        topk, tokens = args.given("--speculative-eagle-topk"), args.given("--speculative-num-draft-tokens")
+        if not args.given("--speculative-num-steps") and (topk or tokens):
+            yield Violation(
+                "draft_steps_missing",
+                "--speculative-eagle-topk and --speculative-num-draft-tokens count only beside "
+                "--speculative-num-steps",
+                "set speculative.num_steps, or take the other two out",
+            )
+    block = args.number("--speculative-dflash-block-size")
+    tokens = args.number("--speculative-num-draft-tokens")
+    if args.speculation == "DFLASH" and block and tokens and block != tokens:
+        yield Violation(
+            "draft_block",
+            f"--speculative-num-draft-tokens {tokens} is not --speculative-dflash-block-size {block}",
+            "set one of the two",
+        )
+    for flag in ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"):
+        value = args.number(flag)
+        if args.speculation and value is not None and value < 1:
+            yield Violation("below_one", f"{flag} is {value}", "use 1 or more in speculative")
+
+
+def _experts(args: Args) -> Iterator[Violation]:
+    expert, tensor = args.expert, args.tensor
+    if expert > 1 and tensor % expert:
+        yield Violation(
+            "expert_division",
+            f"--ep-size {expert} does not divide the tensor size {tensor}",
+            "use --set expert_parallel=true or false",
+        )
+    runner = args.get("--moe-runner-backend")
+    if runner in ("flashinfer_cutlass", "flashinfer_cutedsl") and expert not in (1, tensor):
+        # 0.5.23, arg_groups/moe_hook.py:89 and 102
+        yield Violation(
+            "runner_experts",
+            f"--moe-runner-backend {runner} takes --ep-size 1 or {tensor}, not {expert}",
+            "correct them in engine_args",
+        )
+    experts = args.model.get("experts")
+    if isinstance(experts, int) and experts and expert > experts:
+        yield Violation(
+            "experts_below_ranks",
+            f"the model has {experts} experts for {expert} ranks of them",
+            "use fewer devices, or --set expert_parallel=false",
+        )
+    if args.a2a in ("flashinfer", "flashinfer_megamoe") and args.attention != tensor:
+        # 0.5.23, arg_groups/moe_hook.py:43 and 325
+        yield Violation(
+            "a2a_needs_attention_dp",
+            f"--moe-a2a-backend {args.a2a} needs as many attention ranks as the tensor size {tensor}",
+            "use --set tensor_parallel_size=1 with attention_data_parallel_size, or another backend",
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)
