@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from orchestrator.model_card.card import ModelCard
 from orchestrator.model_families import family
 from orchestrator.plan import Decision
 from orchestrator.planning.paged.layout import Layout
-from orchestrator.planning.paged.speculation import choose, cost_of, gain, why_not
+from orchestrator.planning.paged.speculation import choose, cost, cost_of, decide, gain, why_not
 
 VLLM = {"kind": "vllm", "version": "0.33.0"}
 SGLANG = {"kind": "sglang", "version": "0.5.23"}
@@ -235,3 +236,42 @@ def test_cost_of_each_way() -> None:
     assert whole.kv_bytes_per_token == 28 * 2 * 2 * 8 * 128
     assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
     assert half.weights_bytes < whole.weights_bytes
+
+
+def situation(model: ModelCard, draft: ModelCard | None = None, **levers: Any) -> Any:
+    """What a decision asks of the planner's situation, and nothing else."""
+    workload = SimpleNamespace(concurrency=4, turns=1)
+    extras = {"spec_methods": LISTED_BY_VLLM, "dependencies": {"arctic-inference": None}}
+    return SimpleNamespace(
+        card=model,
+        family=family(model),
+        kind="vllm",
+        version_text="0.33.0",
+        device="cuda",
+        goal="latency",
+        profile=SimpleNamespace(workload=workload),
+        inputs=SimpleNamespace(draft=draft, installation=SimpleNamespace(extras=extras)),
+        given=levers.get,
+        is_free=lambda name: name not in levers,
+        as_given=lambda name: Decision(levers[name], "set by --set", "user"),
+    )
+
+
+def test_a_plans_situation_is_asked_and_the_layout_that_was_set_counts() -> None:
+    assert decide(situation(DEEPSEEK)).value == {"method": "mtp", "num_tokens": 1}
+    staged = decide(situation(DEEPSEEK, pipeline_parallel_size=2))
+    assert staged.value == "off"
+    assert "pipeline stage" in against(staged, "mtp")
+    told = cost(situation(DEEPSEEK), decide(situation(DEEPSEEK)), Layout(tensor=8))
+    assert told is not None
+    assert told.mtp
+
+
+def test_what_somebody_set_is_kept_and_a_draft_goes_by_its_file() -> None:
+    asked = {"method": "draft_model", "model": "Qwen/Qwen3-0.6B", "num_tokens": 7}
+    small = card("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM")
+    kept = decide(situation(QWEN, small, speculative=asked))
+    assert kept.value == {**asked, "model": small.path}
+    assert kept.rule == "user"
+    assert decide(situation(QWEN, speculative="off")).value == "off"
+    assert cost(situation(QWEN), decide(situation(QWEN, speculative="off")), Layout()) is None
