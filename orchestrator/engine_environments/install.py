@@ -87,7 +87,7 @@ def _make(recipe: Recipe, name: str, lock: int, progress: Progress | None) -> In
         )
         if progress is not None:
             progress("asking the engine for its version and flags", 0.0)
-        installation = _ask(environment, f"everything that was said is in {log}")
+        installation = _ask(environment, f"what was said is in {log}")
         store.finish(environment)
         entries.add(name, recipe.kind, Path(path), _COMMENT)
     except BaseException:

@@ -71,7 +71,7 @@ def _install_cpu_torch(recipe: Recipe, folder: Path, tool: Tool, runner: Runner)
         return ()
     index = recipe.torch_index or ""
     _step(recipe, runner, f"fetching torch {wanted} from {index}", [*alone, "--index-url", index])
-    return ("--extra-index-url", index)
+    return tool.beside(index)
 
 
 def _take_out_unfit(recipe: Recipe, folder: Path, tool: Tool, runner: Runner) -> None:

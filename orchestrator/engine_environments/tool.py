@@ -22,6 +22,7 @@ Progress = Callable[[str, float], None]
 """Hears (what is done now, seconds since it began), several times a second."""
 
 _POLL_S = 0.2
+_PROMPT = "\n$ "
 _LOG_END_BYTES = 64_000
 _PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
 _PIP_INDEX = re.compile(r"(index-url|extra-index-url|find-links|no-index)\s*=")
@@ -55,6 +56,12 @@ class Tool:
             return [self.uv, "pip", "install", "--python", python, *arguments]
         own = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
         return [python, "-m", "pip", "install", *own, *arguments]
+
+    def beside(self, index: str) -> tuple[str, ...]:
+        """Arguments that add an index to the user's own; the best version of all counts."""
+        # uv else takes a package from the first index that has it at all
+        best = ("--index-strategy", "unsafe-best-match") if self.name == "uv" else ()
+        return ("--extra-index-url", index, *best)
 
     def uninstall(self, folder: Path, packages: Sequence[str]) -> list[str]:
         """Take packages out again."""
@@ -116,7 +123,7 @@ class Runner:
             **(added or {}),
         }
         with self.log.open("ab") as out:
-            out.write(f"\n$ {' '.join(argv)}\n".encode())
+            out.write(f"{_PROMPT}{' '.join(argv)}\n".encode())
             out.flush()
             child = subprocess.Popen(
                 argv,
@@ -143,30 +150,40 @@ class Runner:
             raise
 
     def said(self) -> str:
-        """The end of the log."""
+        """What the last command said, its end where that is long."""
         with self.log.open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - _LOG_END_BYTES))
-            return f.read().decode("utf-8", "replace")
+            return f.read().decode("utf-8", "replace").rpartition(_PROMPT)[2]
 
 
 def failure(recipe: Recipe, said: str, log: Path) -> LlmserveError:
     """The error for what a tool said, by `tool_failures.yaml`; else its last line that tells an error."""
-    python = "{}.{}".format(*sys.version_info[:2])
     for row in _failures():
         found = re.search(row["pattern"], said)
         if found is None:
             continue
-        named = next((n for n in found.groupdict().values() if n), recipe.requirement)
-        values = {"package": recipe.package, "version": recipe.version, "named": named, "python": python}
+        groups = {k: v for k, v in found.groupdict().items() if v}
+        values = {
+            "package": recipe.package,
+            "version": recipe.version,
+            "named": groups.get("named") or groups.get("other") or recipe.requirement,
+            "there": _newest(groups.get("there", "")),
+            "python": "{}.{}".format(*sys.version_info[:2]),
+        }
         message = row["message"].format(**values)
-        return refused(row["code"], message, f"{row['remedy']}; everything it said is in {log}")
+        return refused(row["code"], message, f"{row['remedy'].format(**values)}; what it said is in {log}")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|error)\b", line)] or lines or ["it said nothing"]
     return refused(
         "install_failed",
         f"{recipe.requirement} could not be installed: {errors[-1][:300]}",
-        f"everything that was said is in {log}",
+        f"what it said is in {log}",
     )
+
+
+def _newest(versions: str) -> str:
+    """The last few of what pip lists, which is in order."""
+    return ", ".join([v.strip() for v in versions.split(",") if v.strip()][-5:])
 
 
 @cache
