@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _VALUED: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -54,6 +54,9 @@ LEFT_OUT: Mapping[str, str] = {
     "--cpu-offload-gb": "weights on the host are slow; fewer bits or more devices are chosen instead",
 }
 """What a recipe writes and a plan never takes over, with the reason."""
+
+FLAG_SINCE: Mapping[str, str] = {"--attention-backend": "0.16.0", "--mm-encoder-tp-mode": "0.12.0"}
+"""First known vLLM with a flag that recipes write for older ones too (flags of 0.10.0, 0.12.0 and 0.16.0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,13 @@ def merged(first: Arguments, second: Arguments) -> Arguments:
         flags=_argv(flags),
         left_out=tuple(dict.fromkeys((*first.left_out, *second.left_out))),
     )
+
+
+def without(told: Arguments, unwanted: Sequence[str]) -> Arguments:
+    """The same with some flags left out."""
+    kept = {flag: value for flag, value in _pairs(told.flags) if flag not in unwanted}
+    gone = tuple(flag for flag, _ in _pairs(told.flags) if flag in unwanted)
+    return replace(told, flags=_argv(kept), left_out=(*told.left_out, *gone))
 
 
 def draft(args: Sequence[str]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Requirements:
     """What a model needs beside the usual. `levers` must hold, `suggested` are the publisher's own tuning.
 
     `flags` is argv for what no lever says; `why` has a sentence for each lever, flag or variable. `left_out`
-    are published arguments that a plan does not take over (`arguments.LEFT_OUT` has the reasons).
+    are published arguments that a plan does not take over (`arguments.LEFT_OUT` has the reasons), or that the
+    version has not.
     """
 
     levers: Mapping[str, Any] = field(default_factory=dict)
@@ -149,6 +150,8 @@ class Family:
             reason = f"published for {self.recipe['model']} {when}"
             why |= dict.fromkeys((*read.levers, *read.suggested, *_names(read.flags), *variables), reason)
             every, env = arguments.merged(every, read), {**env, **variables}
+        absent = [f for f, since in arguments.FLAG_SINCE.items() if not at_least(version, since)]
+        every = arguments.without(every, absent)
         levers = {k: v for k, v in every.levers.items() if k not in _NOT_NEEDS}
         return Requirements(
             levers=levers,

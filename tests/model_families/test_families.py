@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.engines.vllm import captured
 from orchestrator.machine.machine import Gpu
 from orchestrator.model_card.card import ModelCard
 from orchestrator.model_families import Family, family, gpu_generation
@@ -227,6 +228,35 @@ def test_another_engine_gets_only_the_consent() -> None:
     assert v4 is not None
     told = v4.requirements("sglang", "0.5.23", "blackwell")
     assert (told.levers, told.flags, told.env, told.trust_remote_code) == ({}, (), {}, True)
+
+
+@pytest.mark.parametrize("version", captured.versions())
+def test_every_flag_is_one_that_the_engine_version_has(version: str) -> None:
+    there = {s for flag in captured.captured(version).flags for s in flag.spellings}
+    generations = ("hopper", "blackwell", "ampere", "amd", "cpu", "unknown")
+    layouts = (None, "single_node_tp", "single_node_tep", "single_node_dep")
+    unknown = set()
+    for recipe in RECIPES:
+        f = found(recipe["model_id"], "UnknownToEveryTable")
+        if not at_least(version, recipe["min_vllm_version"]):
+            continue
+        for generation in generations:
+            for layout in layouts:
+                told = f.requirements("vllm", version, generation, layout=layout, tools=True)
+                unknown |= {w for w in told.flags if w.startswith("--") and w not in there}
+        for draft in f.drafts("vllm", version):
+            unknown |= {w for w in draft.flags if w.startswith("--") and w not in there}
+    assert unknown == set()
+
+
+def test_a_flag_that_a_version_has_not_is_named_as_left_out() -> None:
+    f = found("openai/gpt-oss-20b", "GptOssForCausalLM")
+    old, new = (f.requirements("vllm", v, "amd") for v in ("0.12.0", "0.16.0"))
+    assert "--attention-backend" in new.flags
+    assert "--attention-backend" not in old.flags
+    assert "ROCM_AITER_UNIFIED_ATTN" not in old.flags
+    assert "--attention-backend" in old.left_out
+    assert old.flags[0] == "--compilation-config"
 
 
 def test_consent_is_asked_for_only_where_the_checkpoint_holds_code() -> None:
