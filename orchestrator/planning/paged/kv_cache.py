@@ -38,8 +38,8 @@ class KvCache:
 
     `block_bytes` are one block's over all layers of a group, 0 where no rule is known (`known` False, its
     reason in `notes`) or nothing is cached. `in_flight_tokens` is what sliding layers hold beyond their
-    window. `context_shards` is decode context parallelism. `state_request_bytes` is SGLang's state of one request,
-    `state_share` the part of its pool that states take.
+    window. `context_shards` is decode context parallelism. `state_request_bytes` is SGLang's state of one
+    request, `state_share` the part of its pool that states take.
     """
 
     kind: Kind

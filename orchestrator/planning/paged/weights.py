@@ -43,8 +43,8 @@ def weights_per_gpu(
 
     Groups are placed as `model_card.weight_groups` says. With attention data parallelism attention is whole
     on each of its ranks; experts are spread over all of them. `dtype` is what weights are loaded in ("auto"
-    or None: 16 bits where the checkpoint has 32); `quantization` a method applied while loading; `partition` the layers
-    of each pipeline stage where they are not the engine's own.
+    or None: 16 bits where the checkpoint has 32); `quantization` a method applied while loading; `partition`
+    the layers of each pipeline stage where they are not the engine's own.
     """
     groups = card.weight_groups
     stages = partition or stage_layers(card.layers, layout.pipeline)

@@ -1,0 +1,215 @@
+"""Where a device's memory goes, and the engines' own defaults for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from launches import cards
+
+from orchestrator.machine.machine import Gpu
+from orchestrator.planning.paged.budget import (
+    Budget,
+    activation_bytes,
+    budget,
+    graph_bytes,
+    largest_seqs,
+    non_torch_bytes,
+    sglang_defaults,
+    utilization_that_fits,
+    visible_bytes,
+)
+from orchestrator.planning.paged.kv_cache import kv_cache
+from orchestrator.planning.paged.layout import Layout
+from orchestrator.planning.paged.memory import GIB, MIB
+
+
+def gpu(name: str = "NVIDIA H100 80GB HBM3", mib: int = 81559, **more: Any) -> Gpu:
+    return Gpu(0, "GPU-0", name, mib * MIB, mib * MIB, **more)
+
+
+def of(name: str = "Llama-3.1-8B", layout: Layout | None = None, **options: Any) -> Budget:
+    return budget(cards()[name], layout or Layout(), options.pop("gpu", gpu()), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "shown_gib"),
+    [
+        # totals of public logs beside NVML's
+        ("NVIDIA H100 80GB HBM3", 81559, 79.18),
+        ("NVIDIA A100-SXM4-80GB", 81920, 79.25),
+        ("NVIDIA GeForce RTX 3090", 24576, 23.58),
+        ("NVIDIA L4", 23034, 22.05),
+        ("NVIDIA B200", 183359, 178.4),
+        ("NVIDIA L40S", 46068, 44.45),
+    ],
+)
+def test_a_driver_shows_less_than_the_board_has(name: str, mib: int, shown_gib: float) -> None:
+    assert visible_bytes(gpu(name, mib)) / GIB == pytest.approx(shown_gib, abs=0.1)
+
+
+def test_a_slice_and_an_amd_card_show_what_they_have() -> None:
+    assert visible_bytes(gpu("MIG 3g.40gb", 40448, mig=True)) == 40448 * MIB
+    assert visible_bytes(gpu("AMD Instinct MI300X", 196592, vendor="amd")) == 196592 * MIB
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("version", ["0.11.0", "0.33.0"])
+def test_parts_add_up_to_what_is_asked_for(kind: Any, version: str) -> None:
+    b = of(kind=kind, version=version, utilization=0.9)
+    inside = b.weights + b.non_torch + b.draft + b.margin + b.kv
+    if kind == "vllm":
+        inside += b.activation + (b.graphs if version == "0.33.0" else 0)
+    assert inside == b.requested
+    assert b.requested == -(-int(b.total * 0.9 * 1000) // 1000) or abs(b.requested - b.total * 0.9) <= 1
+
+
+def test_graphs_come_on_top_before_0_21_and_inside_since() -> None:
+    before, after = of(version="0.20.2"), of(version="0.21.0")
+    assert (before.outside, after.outside) == (before.graphs, 0)
+    assert before.graphs == after.graphs > 0
+    assert not of(version="0.11.0", utilization=0.998).fits
+    assert of(version="0.11.0", cuda_graph_max=0, utilization=0.998).fits
+
+
+@pytest.mark.parametrize(
+    ("name", "peak_gib"),
+    [
+        # logged by 0.11 servers on an H100: 8,192 tokens, 1,024 sequences
+        ("gpt-oss-20b", 7.38),
+        ("Llama-3.3-70B-FP8", 4.84),
+        ("Llama-3.1-8B", 4.76),
+        ("Qwen3-0.6B", 5.56),
+        ("Qwen3-32B", 5.64),
+    ],
+)
+def test_activation_is_the_samplers_pass_at_many_sequences(name: str, peak_gib: float) -> None:
+    found = activation_bytes(cards()[name], version="0.11.0", max_num_batched_tokens=8192, max_num_seqs=1024)
+    assert found / GIB == pytest.approx(peak_gib, rel=0.01)
+
+
+def test_activation_is_the_forward_pass_at_few_sequences_and_grows_with_the_batch() -> None:
+    card = cards()["Llama-3.1-8B"]
+    small, large = (
+        activation_bytes(card, version="0.33.0", max_num_batched_tokens=n, max_num_seqs=4)
+        for n in (2048, 16384)
+    )
+    assert large == 8 * small
+
+
+def test_sequences_beyond_the_batch_do_not_count() -> None:
+    card = cards()["Llama-3.1-8B"]
+    one, other = (
+        activation_bytes(card, version="0.11.0", max_num_batched_tokens=64, max_num_seqs=n)
+        for n in (64, 1024)
+    )
+    assert one == other
+
+
+def test_what_is_not_torchs_grows_with_the_ranks() -> None:
+    alone, two, eight = (non_torch_bytes(Layout(tensor=n)) / GIB for n in (1, 2, 8))
+    # logged: 0.13 to 0.14 at one rank, 0.54 at two
+    assert alone == pytest.approx(0.135, abs=0.01)
+    assert two == pytest.approx(0.54, abs=0.02)
+    assert eight > two
+    assert non_torch_bytes(Layout(attention_data=8, expert=True)) / GIB == pytest.approx(eight)
+
+
+def test_graphs_off_take_nothing() -> None:
+    assert graph_bytes(None) == graph_bytes(0) == 0
+    assert 0 < graph_bytes(8) < graph_bytes(512) < GIB
+
+
+def test_a_draft_models_bytes_are_not_the_pools() -> None:
+    assert of().kv - of(draft_bytes=GIB).kv == GIB
+
+
+def test_a_cpu_counts_its_nodes_memory_and_a_worker() -> None:
+    b = budget(cards()["Qwen3-0.6B"], Layout(), None, utilization=0.5, total_bytes=16 * GIB)
+    assert b.requested == 8 * GIB
+    assert b.kv == 8 * GIB - b.weights - b.non_torch
+    assert (b.activation, b.graphs, b.outside) == (0, 0, 0)
+    assert b.basis["non_torch"] == "margin"
+
+
+def test_the_articles_example_leaves_next_to_nothing_at_full_context() -> None:
+    # Qwen2.5-72B is Llama-70B's shape (80 layers, 8 KV heads of 128): bf16 on two cards of 80 GB
+    card = cards()["Llama-3.1-70B"]
+    two = Layout(tensor=2)
+    b = budget(card, two, gpu("NVIDIA A100-SXM4-80GB", 81920), version="0.33.0", utilization=0.92)
+    c = kv_cache(card, two, version="0.33.0")
+    assert 0 < b.kv < (c.bytes_needed(131072) or 0)
+    assert 1024 < c.largest_context(b.kv, 131072) < 65536
+
+
+def test_the_smallest_utilization_that_leaves_enough() -> None:
+    def at(share: float) -> Budget:
+        return of(utilization=share, version="0.33.0")
+
+    wanted = 20 * GIB
+    found = utilization_that_fits(at, wanted)
+    assert found is not None
+    assert at(found).kv >= wanted > at(found - 0.01).kv
+    assert utilization_that_fits(at, 200 * GIB) is None
+
+
+def test_the_most_sequences_that_leave_enough() -> None:
+    def at(sequences: int) -> Budget:
+        return of(max_num_seqs=sequences, version="0.11.0")
+
+    wanted = at(512).kv
+    assert largest_seqs(at, wanted, 1024) >= 512
+    assert at(largest_seqs(at, wanted, 1024) + 1).kv < wanted
+    assert largest_seqs(at, 200 * GIB, 1024) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "chunk", "graph", "fraction"),
+    [
+        # what SGLang 0.5.23 resolves for 81,559 MiB, prefill graphs off
+        (Layout(), {}, 8192, 256, 0.835),
+        (Layout(tensor=4), {}, 8192, 512, 0.824),
+        (Layout(attention_data=8, expert=True), {}, 1024, 512, 0.592),
+        (Layout(), {"max_running_requests": 48}, 8192, 48, 0.840),
+    ],
+)
+def test_sglangs_own_defaults(
+    layout: Layout, options: dict[str, Any], chunk: int, graph: int, fraction: float
+) -> None:
+    found = sglang_defaults(cards()["Llama-3.1-8B"], layout, 81559 * MIB, prefill_graphs=False, **options)
+    assert (found.chunked_prefill_size, found.cuda_graph_max) == (chunk, graph)
+    assert found.mem_fraction_static == pytest.approx(fraction, abs=0.0006)
+
+
+def test_sglang_on_small_and_unknown_devices() -> None:
+    card = cards()["Llama-3.1-8B"]
+    assert sglang_defaults(card, Layout(), 15360 * MIB).chunked_prefill_size == 2048
+    assert sglang_defaults(card, Layout(), 24564 * MIB).cuda_graph_max == 48
+    assert sglang_defaults(card, Layout(tensor=4), 24564 * MIB).cuda_graph_max == 160
+    assert sglang_defaults(card, Layout(), None).mem_fraction_static == 0.95
+    # chunking off counts the largest prefill
+    off = sglang_defaults(card, Layout(), 81559 * MIB, chunked_prefill_size=-1)
+    assert off.mem_fraction_static < sglang_defaults(card, Layout(), 81559 * MIB).mem_fraction_static
+
+
+def test_a_small_reserve_is_raised_to_sglangs_floor() -> None:
+    found = sglang_defaults(cards()["Llama-3.1-8B"], Layout(), 81559 * MIB, chunked_prefill_size=2048)
+    assert found.mem_fraction_static == round((81559 - 10240) / 81559, 3)
+
+
+def test_one_evaluation_takes_microseconds() -> None:
+    def once() -> None:
+        of("DeepSeek-V3", Layout(tensor=8), version="0.33.0")
+        kv_cache(cards()["DeepSeek-V3"], Layout(tensor=8), version="0.33.0").largest_context(GIB, 131072)
+
+    once()
+    best = min(_timed(once) for _ in range(50))
+    # 25 us where it was written; a plan evaluates hundreds
+    assert best < 500e-6
+
+
+def _timed(call: Any) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
