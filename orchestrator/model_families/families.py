@@ -51,7 +51,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a model needs beside the usual. `levers` must hold, `suggested` are the publisher's own tuning.
+    """What a model needs beside the usual. `levers` must hold, `suggested` are the publisher's own tuning;
+    `max_model_len` is the longest context that was published, a ceiling and no aim.
 
     `flags` is argv for what no lever says; `why` has a sentence for each lever, flag or variable. `left_out`
     are published arguments that a plan does not take over (`arguments.LEFT_OUT` has the reasons), or that the
@@ -63,6 +64,7 @@ class Requirements:
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     trust_remote_code: bool = False
+    max_model_len: int | None = None
     why: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
@@ -158,8 +160,9 @@ class Family:
             suggested=every.suggested,
             flags=every.flags,
             env=env,
+            max_model_len=every.levers.get("max_model_len"),
             trust_remote_code=self.remote_code and bool(every.levers.get("trust_remote_code")),
-            why={k: v for k, v in why.items() if k not in _NOT_NEEDS or k == "trust_remote_code"},
+            why={k: v for k, v in why.items() if k not in _PARSERS},
             left_out=every.left_out,
         )
 
@@ -211,8 +214,9 @@ class Family:
         return [Draft("mtp", None, tokens, sources["vllm-mtp"])] if at_least(version, how[kind]) else []
 
 
-_NOT_NEEDS = frozenset({"trust_remote_code", "tool_call_parser", "reasoning_parser"})
+_NOT_NEEDS = frozenset({"trust_remote_code", "max_model_len", "tool_call_parser", "reasoning_parser"})
 """Have methods or fields of their own."""
+_PARSERS = frozenset({"tool_call_parser", "reasoning_parser"})
 
 
 def family(card: ModelCard) -> Family | None:

@@ -223,6 +223,14 @@ def test_requirements_of_a_variant_and_of_tool_calls() -> None:
     )
 
 
+def test_a_published_context_is_a_ceiling() -> None:
+    scout = found("meta-llama/Llama-4-Scout-17B-16E-Instruct", "Llama4ForConditionalGeneration")
+    told = scout.requirements("vllm", "0.33.0", "amd")
+    assert (told.max_model_len, told.levers) == (32000, {"prefix_caching": False})
+    assert "max_model_len" in told.why
+    assert scout.requirements("vllm", "0.33.0", "hopper").max_model_len is None
+
+
 def test_another_engine_gets_only_the_consent() -> None:
     v4 = family(card("deepseek-ai/DeepSeek-V4-Flash", "DeepseekV4ForCausalLM", needs_remote_code=True))
     assert v4 is not None
