@@ -65,19 +65,20 @@ def _lies_in(folder: Path, path: str) -> bool:
 
 
 def _deployments_on(name: str) -> list[str]:
-    """Deployments that have not ended and whose plan names the engine."""
+    """Deployments that have not ended and whose plan names the engine, or cannot be read."""
     from orchestrator.supervisor.store import DeploymentFolder, deployment_names
 
     found = []
     for deployment in deployment_names():
         folder = DeploymentFolder(deployment)
-        if (folder.state() or {}).get("state") in _ENDED:
+        state = folder.state()
+        if state is not None and state.get("state") in _ENDED:
             continue
         try:
-            engine = folder.plan().engine.name
+            uses = folder.plan().engine.name == name
         except LlmserveError:
-            # a damaged plan can be served by nothing new; what runs holds its files open
-            continue
-        if engine == name:
+            # where the state is damaged too, nothing says that it runs
+            uses = state is not None
+        if uses:
             found.append(deployment)
     return found
