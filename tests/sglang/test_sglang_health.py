@@ -150,4 +150,4 @@ async def test_without_counters_nothing_is_known(handler: Handler) -> None:
 
 def test_the_work_is_waited_for_before_the_first_signal() -> None:
     assert stop.RECIPE.wait_idle
-    assert [s.signal for s in stop.RECIPE.steps] == [15, 2]
+    assert [s.signal for s in stop.RECIPE.steps] == [2, 2]

@@ -1,9 +1,9 @@
-"""How SGLang is asked to stop.
+"""How SGLang is asked to stop, from what sglang 0.5.23 does.
 
-From sglang 0.5.23, as observed: SIGTERM when ready drains without a limit and goes on taking new requests
-(srt/managers/tokenizer_manager.py, sigterm_watchdog), so the work is waited for before the first signal and
-the drain that follows has a bound. SIGTERM during the load ends the leader alone: the children die with the
-tree. SIGINT ends a ready server in seconds, whatever runs.
+SIGTERM drains without a limit and goes on taking new requests meanwhile (srt/managers/tokenizer_manager.py,
+sigterm_watchdog), so it is not used. The first SIGINT closes the port at once and lets what runs come to its
+end; the second ends within a second, and clients get an error. During the load either ends the leader alone;
+its children die with the tree.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import signal
 
 from orchestrator.engines.base import StopRecipe, StopStep
 
-# idle, SIGTERM takes up to 5 s to be looked at and 3 s more to end
 RECIPE = StopRecipe(
     wait_idle=True,
-    steps=(StopStep(signal.SIGTERM, 12.0), StopStep(signal.SIGINT, 6.0)),
+    steps=(StopStep(signal.SIGINT, 5.0), StopStep(signal.SIGINT, 3.0)),
 )

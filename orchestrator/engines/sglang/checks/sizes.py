@@ -140,7 +140,7 @@ def room(args: Args) -> Iterator[Violation]:
         yield Violation(
             "pool_below_context",
             f"the KV pool holds {int(pool)} tokens and one request may need {length}: "
-            "SGLang starts, and refuses the longer requests",
+            "SGLang starts all the same, and cuts longer answers short",
             f"use --set max_model_len={int(pool)} or less, or a larger pool",
         )
     share = args.number("--mem-fraction-static")
