@@ -1,6 +1,6 @@
 """The roofline against published runs, and its behaviour where nothing was published.
 
-`published_speeds.jsonl`: facts of models, runs with their source, and runs that were left out with the reason.
+`published_speeds.jsonl`: facts of models, runs with their source, and runs left out with the reason.
 """
 
 import json
@@ -328,4 +328,4 @@ def test_an_estimate_takes_microseconds() -> None:
         for _ in range(200):
             speed(deepseek, layout, concurrency=64)
         times.append((time.perf_counter() - begin) / 200)
-    assert min(times) < 60e-6
+    assert min(times) < 30e-6

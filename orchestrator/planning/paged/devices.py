@@ -97,75 +97,95 @@ def islands(machine: Machine, gpus: Usable | Sequence[Gpu]) -> list[tuple[Gpu, .
     one PCIe switch, one host bridge, all. Larger ones first among equals; a card alone is no group."""
     cards = gpus.gpus if isinstance(gpus, Usable) else tuple(gpus)
     found: list[tuple[Gpu, ...]] = []
-    for level in _levels(machine, cards):
-        groups = sorted((tuple(g) for g in level if len(g) > 1), key=lambda g: -len(g))
+    for level in Topology(machine, cards).levels:
+        groups = sorted((tuple(cards[i] for i in g) for g in level if len(g) > 1), key=lambda g: -len(g))
         found += [g for g in groups if g not in found]
     return found
 
 
 def slowest_link(machine: Machine, gpus: Sequence[Gpu]) -> LinkKind | None:
     """The worst of the links between these cards, None where there is only one."""
-    kinds = _kinds(machine)
-    pairs = [(a.uuid, b.uuid) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
-    return max((kinds.get(p, "unknown") for p in pairs), key=_RANK.__getitem__, default=None)
+    return Topology(machine, gpus).slowest(range(len(gpus)))
 
 
 def place(machine: Machine, gpus: Sequence[Gpu], tensor: int, groups: int) -> Placement | None:
     """`groups` tensor groups of `tensor` cards, each inside the best island that has room; None where the
     cards are too few."""
-    if tensor * groups > len(gpus):
-        return None
-    if tensor == 1:
-        return Placement(tuple(gpus[:groups]), None)
-    left = list(gpus)
-    taken: list[Gpu] = []
-    worst: LinkKind | None = None
-    for level in _levels(machine, gpus):
-        for island in level:
-            room = [g for g in island if g in left]
-            while len(room) >= tensor and len(taken) < tensor * groups:
-                group, room = room[:tensor], room[tensor:]
-                taken += group
-                left = [g for g in left if g not in group]
-                link = slowest_link(machine, group)
-                if link is not None and (worst is None or _RANK[link] > _RANK[worst]):
-                    worst = link
-    return Placement(tuple(taken), worst)
+    return Topology(machine, gpus).place(tensor, groups)
 
 
-def _levels(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[list[list[Gpu]]]:
-    """For each kind of link, the cards cut into groups whose pairs all have it or a better one."""
-    kinds = _kinds(machine)
-    ranks = {pair: _RANK[kind] for pair, kind in kinds.items()}
-    unknown = _RANK["unknown"]
-    for rank in range(len(LINKS)):
-        groups: list[list[Gpu]] = []
-        for gpu in gpus:
-            for group in groups:
-                if all(ranks.get((gpu.uuid, other.uuid), unknown) <= rank for other in group):
-                    group.append(gpu)
-                    break
-            else:
-                groups.append([gpu])
-        yield groups
-        if len(groups) == 1:
-            return
+class Topology:
+    """Cards and what joins them, worked out once for many placements.
 
+    `levels` has, for each kind of link from the fastest on, the cards (by place in `gpus`) cut into groups
+    whose pairs all have it or a better one; it ends where all are one group.
+    """
 
-def _kinds(machine: Machine) -> dict[tuple[str, str], LinkKind]:
-    kinds: dict[tuple[str, str], LinkKind] = {}
-    for link in machine.links:
-        kinds[link.a, link.b] = kinds[link.b, link.a] = link.kind
-    return kinds
+    def __init__(self, machine: Machine, gpus: Sequence[Gpu]) -> None:
+        self.gpus = tuple(gpus)
+        known = {g.uuid: i for i, g in enumerate(self.gpus)}
+        unknown = _RANK["unknown"]
+        self._ranks = [[unknown] * len(known) for _ in known]
+        for link in machine.links:
+            a, b = known.get(link.a), known.get(link.b)
+            if a is not None and b is not None:
+                self._ranks[a][b] = self._ranks[b][a] = _RANK[link.kind]
+        self.levels = self._cut()
+
+    def slowest(self, cards: Iterable[int]) -> LinkKind | None:
+        """The worst link between these cards, None where there is only one."""
+        which = list(cards)
+        worst = max((self._ranks[a][b] for i, a in enumerate(which) for b in which[i + 1 :]), default=None)
+        return None if worst is None else LINKS[worst]
+
+    def place(self, tensor: int, groups: int) -> Placement | None:
+        """See `place`."""
+        wanted = tensor * groups
+        if wanted > len(self.gpus):
+            return None
+        if tensor == 1:
+            return Placement(self.gpus[:groups], None)
+        taken: list[int] = []
+        used: set[int] = set()
+        worst = 0
+        for level in self.levels:
+            for island in level:
+                room = [i for i in island if i not in used]
+                while len(room) >= tensor and len(taken) < wanted:
+                    group, room = room[:tensor], room[tensor:]
+                    taken += group
+                    used.update(group)
+                    link = self.slowest(group)
+                    worst = max(worst, _RANK[link] if link is not None else 0)
+            if len(taken) == wanted:
+                break
+        return Placement(tuple(self.gpus[i] for i in taken), LINKS[worst])
+
+    def _cut(self) -> list[list[list[int]]]:
+        levels: list[list[list[int]]] = []
+        for rank in range(len(LINKS)):
+            groups: list[list[int]] = []
+            for i, ranks in enumerate(self._ranks):
+                for group in groups:
+                    if all(ranks[other] <= rank for other in group):
+                        group.append(i)
+                        break
+                else:
+                    groups.append([i])
+            levels.append(groups)
+            if len(groups) <= 1:
+                break
+        return levels
 
 
 def _best_connected(machine: Machine, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """The larger NVLink island first, the freer card first inside each."""
     if len(gpus) < 2:
         return tuple(gpus)
-    first = next(iter(_levels(machine, gpus)))
-    ordered = sorted(first, key=lambda group: -len(group))
-    return tuple(g for group in ordered for g in sorted(group, key=lambda g: -(g.free_bytes >> 30)))
+    ordered = sorted(Topology(machine, gpus).levels[0], key=lambda group: -len(group))
+    return tuple(
+        gpus[i] for group in ordered for i in sorted(group, key=lambda i: -(gpus[i].free_bytes >> 30))
+    )
 
 
 def _by_model(gpus: Sequence[Gpu]) -> dict[tuple[object, ...], list[Gpu]]:
