@@ -14,8 +14,8 @@ class Layout:
 
     `tensor` devices share each attention layer; `attention_data` ranks hold attention whole and share the
     experts; `data` counts whole copies. `link` is the slowest link inside one tensor group, None where
-    `tensor` is 1 or where it crosses nodes. Over several `nodes` the devices are those of the first, which the
-    others are like. `devices` may be empty where a layout is only counted with.
+    `tensor` is 1 or where it crosses nodes. Over several `nodes` the devices are those of the first, which
+    the others are like. `devices` may be empty where a layout is only counted with.
     """
 
     tensor: int = 1
