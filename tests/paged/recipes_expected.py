@@ -116,7 +116,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`kept` and `explained` name what was compared; `contradictions` say what differs without a reason."""
+    """A refusal counts as explained, by its first violation. `kept` and `explained` name what was compared; `contradictions` say what differs without a reason."""
 
     kept: tuple[str, ...]
     explained: tuple[str, ...]
@@ -262,7 +262,9 @@ def _compared(plan: Plan, e: Expectation) -> Iterator[Compared]:
     env = {k: v for p in plan.processes for k, v in p.env.items()}
     for name, value in e.env.items():
         yield name, value, env.get(name), None if env.get(name) == value else _text(plan, name)
-    if plan.processes and not plan.violations:
+    if plan.violations:
+        yield "launch", "runs", "refused", plan.violations[0].message
+    elif plan.processes:
         yield from _layout(plan, e)
 
 
@@ -281,8 +283,14 @@ def _layout(plan: Plan, e: Expectation) -> Iterator[Compared]:
     decisions = [plan.levers[n] for n in (*sizes, "attention_data_parallel_size") if n in plan.levers]
     why = next((d.reason for d in decisions if d.rejected), "")
     yield "layout", e.layouts, name, None if name in e.layouts else why
-    if e.tensor is not None and name == "single_node_tp":
-        yield "tensor_parallel_size", e.tensor, tensor, None if tensor == e.tensor else why
+    if e.tensor is not None and name == "single_node_tp" and tensor != e.tensor:
+        machine = machine_for(e.hardware)
+        devices = len(machine.gpus) if machine is not None else 0
+        if 0 < devices < e.tensor:
+            why = f"{e.hardware} has {devices}"
+        elif not devices and "tensor_parallel_size" in plan.levers:
+            why = plan.levers["tensor_parallel_size"].reason
+        yield "tensor_parallel_size", e.tensor, tensor, why
 
 
 def _lever(plan: Plan, lever: str, expected: Any) -> str | None:
@@ -302,7 +310,9 @@ def _lever(plan: Plan, lever: str, expected: Any) -> str | None:
     alone = lever == "expert_parallel" and (_value(plan, "tensor_parallel_size") or 1) == 1
     whole = decision.reason if alone or lever in ("trust_remote_code", "expert_parallel") else ""
     missing = decision.reason if value is None else ""
-    return refused or whole or missing or _text(plan, lever)
+    # a family's note names the parser that a recipe brings along as a file
+    named = _text(plan, str(expected)) if lever.endswith("_parser") else ""
+    return refused or whole or missing or named or _text(plan, lever)
 
 
 def _text(plan: Plan, word: str) -> str:

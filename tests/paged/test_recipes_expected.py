@@ -134,6 +134,7 @@ def test_a_reason_is_no_contradiction() -> None:
     refused = (Violation("version", "needs vllm 0.20.0", "upgrade"),)
     old = replace(plan_of(V4), engine=EngineRef("vllm", "vllm", "0.19.0"), violations=refused)
     assert contradictions(old, V4) == []
+    assert "launch: needs vllm 0.20.0" in judge(old, V4).explained
     fewer = Decision(4, "4 hold it", "x", rejected=(Rejected("tensor 8", "slower"),))
     assert contradictions(plan_of(V4, levers={**kept, "tensor_parallel_size": fewer}), V4) == []
     # what else the user's JSON says does not matter, and neither do levers that only tune
