@@ -116,7 +116,8 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A refusal counts as explained, by its first violation. `kept` and `explained` name what was compared; `contradictions` say what differs without a reason."""
+    """`kept` and `explained` name what was compared; `contradictions` say what differs without a reason. A
+    refusal counts as explained, by its first violation."""
 
     kept: tuple[str, ...]
     explained: tuple[str, ...]
