@@ -143,6 +143,8 @@ def sizes(layouts: list[Layout]) -> set[tuple[int, int, int, int]]:
         # above four KV heads they are copied, below they are divided
         (QWEN3_30B_A3B, [1, 2, 4, 8]),
         (DEEPSEEK, [1, 2, 4, 8]),
+        # latent attention has no KV heads to divide
+        (replace(DEEPSEEK, kv_heads=3), [1, 2, 4, 8]),
         (QWEN3_NEXT, [1, 2, 4, 8]),
         (card(heads=12, kv_heads=12, head_dim=64, intermediate_size=3072), [1, 2, 3, 4, 6]),
         # 24 heads could be cut in three or six, eight KV heads cannot
