@@ -37,7 +37,7 @@ def facts_of(name: str) -> dict[str, Any]:
     return {
         "architectures": c["architectures"], "heads": c["num_attention_heads"],
         "kv_heads": c["num_key_value_heads"], "context_length": c["max_position_embeddings"],
-        "experts": c.get("num_experts", 0), "mla": False,
+        "experts": c.get("num_experts", 0), "mla": False, "mtp_layers": 0,
     }  # fmt: skip
 
 
@@ -242,6 +242,46 @@ def test_a_cpu_has_a_rank_for_each_numa_node() -> None:
     assert codes("--device cpu --tp-size 2", machine={"numa_nodes": 1}) == {"ranks_above_numa_nodes"}
     bound = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
     assert codes("--device cpu --tp-size 2", machine={"numa_nodes": 1}, env=bound) == set()
+
+
+@pytest.mark.parametrize(
+    ("argv", "capability", "code"),
+    [
+        ("--attention-backend fa3", "10.0", "attention_backend_gpu"),
+        ("--attention-backend fa3", "7.5", "attention_backend_gpu"),
+        ("--attention-backend fa3", "9.0", None),
+        ("--attention-backend trtllm_mha", "8.9", "attention_backend_gpu"),
+        ("--attention-backend trtllm_mha", "9.0", None),
+        ("--kv-cache-dtype nvfp4", "9.0", "kv_cache_type_gpu"),
+        ("--kv-cache-dtype fp8_e4m3", "9.0", None),
+        ("--quantization fp8", "7.5", "quantization_gpu"),
+        ("--quantization fp8", "8.0", None),
+        ("--quantization modelopt_fp8", "8.6", "quantization_gpu"),
+        ("--quantization awq", "7.5", None),
+    ],
+)
+def test_a_gpu_must_be_able_to(argv: str, capability: str, code: str | None) -> None:
+    machine = {
+        "gpus": [{"uuid": "a", "compute_capability": "10.3"}, {"uuid": "b", "compute_capability": capability}]
+    }
+    assert codes(argv, machine=machine) == ({code} if code else set())
+    unknown = {"gpus": [{"uuid": "a", "compute_capability": None}]}
+    assert codes(argv, machine=unknown) == set()
+
+
+def test_the_quantization_of_the_checkpoint_counts_too() -> None:
+    machine = {"gpus": [{"uuid": "a", "compute_capability": "7.5"}]}
+    assert codes("", model={"quantization": "fp8"}, machine=machine) == {"quantization_gpu"}
+
+
+def test_quantized_experts_divide_in_whole_blocks() -> None:
+    model = {
+        "experts": 128, "moe_intermediate_size": 768,
+        "quantization_config": {"weight_block_size": [128, 128]},
+    }  # fmt: skip
+    assert codes("--tp-size 4", model=model) == {"quantization_blocks"}
+    assert codes("--tp-size 2", model=model) == set()
+    assert codes("--tp-size 4 --ep-size 4", model=model) == set()
 
 
 def test_a_context_above_the_model_can_be_forced() -> None:

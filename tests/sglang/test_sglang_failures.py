@@ -57,6 +57,11 @@ def test_a_kill_is_memory_only_where_nothing_says_otherwise() -> None:
     assert (own.failure_class, own.retry) == ("crash", "never")
 
 
+def test_an_interrupt_is_no_crash() -> None:
+    failure = classify(log("ready-stopped"), Exit(signal=2))
+    assert (failure.failure_class, failure.evidence) == ("killed", "killed by SIGINT")
+
+
 def test_an_unknown_exception_is_named_and_at_the_start_not_tried_again() -> None:
     text = TRACEBACK + "lib.Odd: no\nlib.OddError: why\n"
     failure = classify(text, Exit(signal=9))

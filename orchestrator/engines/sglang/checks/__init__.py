@@ -38,7 +38,15 @@ def warnings(plan: Plan, installation: Installation) -> list[str]:
 def refused(args: Args) -> Iterator[Violation]:
     """Every violation of one process: what its parser refuses, what does not divide, and the rules."""
     yield from _unparsed(args)
-    for part in (sizes.ranks, sizes.heads, sizes.devices, sizes.pages, sizes.room, sizes.draft):
+    for part in (
+        sizes.ranks,
+        sizes.heads,
+        sizes.devices,
+        sizes.pages,
+        sizes.room,
+        sizes.draft,
+        sizes.quantization,
+    ):
         yield from part(args)
     for rule in table.rules("refused"):
         if rule.applies(args):

@@ -177,6 +177,29 @@ class Args:
             return self.on("--disaggregation-decode-enable-radix-cache")
         return not self.on("--disable-radix-cache")
 
+    @cached_property
+    def capability(self) -> float | None:
+        """The lowest compute capability among the machine's GPUs; None where one is unknown."""
+        if self.device != "cuda":
+            return None
+        try:
+            return min(float(gpu["compute_capability"]) for gpu in self.machine.get("gpus") or ())
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def mla(self) -> bool:
+        return bool(self.model.get("mla"))
+
+    @property
+    def no_mla(self) -> bool:
+        return self.model.get("mla") is False
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the model's own layers can draft, as far as its facts say (unknown counts as yes)."""
+        return bool(self.model.get("mtp_layers")) or "mtp_layers" not in self.model
+
     # comparisons that the tables of rules ask for
 
     @cached_property

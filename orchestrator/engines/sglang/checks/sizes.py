@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 from orchestrator.engines.sglang.checks.args import Args
 from orchestrator.plan import Violation
@@ -178,6 +180,42 @@ def draft(args: Args) -> Iterator[Violation]:
         value = args.number(flag)
         if args.speculation and value is not None and value < 1:
             yield Violation("below_one", f"{flag} is {value}", "use 1 or more in speculative")
+
+
+def quantization(args: Args) -> Iterator[Violation]:
+    """Whether the GPUs can run the quantization (0.5.23, model_loader/loader.py:252), and its blocks divide
+    over the ranks (model_executor/model_runner_components/moe_ep_setup.py:140)."""
+    name = str(args.get("--quantization") or args.model.get("quantization") or "")
+    least = _capabilities().get(name)
+    if least is not None and args.capability is not None and round(args.capability * 10) < least:
+        yield Violation(
+            "quantization_gpu",
+            f"{name} quantization needs GPUs of capability {least / 10}, and one here has {args.capability}",
+            "use a checkpoint in another quantization",
+        )
+    block = (args.model.get("quantization_config") or {}).get("weight_block_size")
+    inner = args.model.get("moe_intermediate_size")
+    if not block or not isinstance(inner, int):
+        return
+    parts = args.tensor // args.expert // _at_least_one(args.number("--moe-dp-size"))
+    if parts > 1 and (inner % parts or (inner // parts) % block[0]):
+        yield Violation(
+            "quantization_blocks",
+            f"the experts' {inner} rows in blocks of {block[0]} do not divide over {parts} devices",
+            "use --set expert_parallel=true, or a smaller tensor_parallel_size",
+        )
+
+
+@functools.cache
+def _capabilities() -> dict[str, int]:
+    import yaml
+
+    text = (Path(__file__).parent / "quantizations.yaml").read_text(encoding="utf-8")
+    return {str(name): int(least) for name, least in yaml.safe_load(text).items()}
+
+
+def _at_least_one(value: int | None) -> int:
+    return max(1, value or 1)
 
 
 def _experts(args: Args) -> Iterator[Violation]:
