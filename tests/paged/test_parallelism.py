@@ -202,12 +202,6 @@ CUT = [
         Layout(tensor=4),
         {"quantization_block_cut"},
     ),
-    (
-        "fp8 block of key heads",
-        card(heads=64, head_dim=64, quantization_config=FP8),
-        Layout(tensor=8),
-        {"quantization_block_cut"},
-    ),
     ("layers", card(layers=4), Layout(pipeline=8), {"more_stages_than_layers"}),
     ("experts of a dense model", LLAMA_8B, Layout(tensor=2, expert=True), {"no_experts"}),
     ("attention copies of a dense model", LLAMA_8B, Layout(attention_data=2), {"no_experts"}),
@@ -274,6 +268,17 @@ def test_blocks_of_experts_are_refused_where_the_engine_refuses_them() -> None:
     assert codes(fp8, Layout(tensor=8, expert=True), version="0.11.0") == set()
     (found,) = refused(fp8, Layout(tensor=8), version="0.11.0")
     assert found.change == {"expert_parallel": True}
+
+
+def test_key_channels_may_end_inside_a_block_on_vllm_only() -> None:
+    c = card(heads=64, head_dim=64, quantization_config=FP8)
+    assert codes(c, Layout(tensor=4)) == codes(c, Layout(tensor=8)) == set()
+    assert codes(c, Layout(tensor=4), kind="sglang") == set()
+    (found,) = refused(c, Layout(tensor=8), kind="sglang")
+    assert (found.code, found.change) == ("quantization_block_cut", {"tensor_parallel_size": 4})
+    # layers of a model may have fewer KV heads than its others
+    mixed = replace(c, kv_heads_per_layer=(8, 4) * 16)
+    assert codes(mixed, Layout(tensor=4), kind="sglang") == {"quantization_block_cut"}
 
 
 def test_qwens_padded_awq_checkpoint_divides_where_the_plain_size_would_not() -> None:

@@ -40,7 +40,7 @@ def uneven(card: ModelCard, layout: Layout, kind: str, version: str | tuple[int,
         return []
     found = _heads(card, size)
     if not found:
-        found += _attention_blocks(card, size)
+        found += _attention_blocks(card, size, kind)
     found += _recurrent(card, size)
     found += _feed_forward(card, size)
     if card.experts and not layout.expert:
@@ -80,18 +80,24 @@ def _recurrent(card: ModelCard, size: int) -> list[Uneven]:
     ]
 
 
-def _attention_blocks(card: ModelCard, size: int) -> list[Uneven]:
-    """Blocks and groups in the attention's projections; those of latent attention are multiples anyway."""
+def _attention_blocks(card: ModelCard, size: int, kind: str) -> list[Uneven]:
+    """Blocks and groups in the attention's projections; those of latent attention are multiples anyway.
+
+    vLLM lets merged columns (query, key, value) end inside a block, SGLang does not; rows (the output) never.
+    """
     block = weight_block(card)
     if block is None or card.mla_kv_lora_rank is not None or not _quantizes(card, "self_attn", "attn"):
         return []
-    heads = card.heads // size * card.head_dim
+    output = card.heads // size * (card.value_head_dim or card.head_dim)
     found = []
-    if heads % block.size:
-        found.append(_cut(block, f"{card.heads * card.head_dim} attention channels", heads, size))
-    keys = max(1, card.kv_heads // size) * card.head_dim
-    if block.both_sides and keys % block.size:
-        found.append(_cut(block, f"{card.kv_heads * card.head_dim} key channels", keys, size))
+    if output % block.size:
+        found.append(_cut(block, f"{output * size} attention channels", output, size))
+    if not block.both_sides or kind != "sglang":
+        return found
+    for heads in sorted({h for h in card.kv_heads_per_layer or (card.kv_heads,) if h}):
+        keys = max(1, heads // size) * card.head_dim
+        if keys % block.size:
+            found.append(_cut(block, f"{heads * card.head_dim} key channels", keys, size))
     return found
 
 
