@@ -276,6 +276,7 @@ def test_key_channels_may_end_inside_a_block_on_vllm_only() -> None:
     assert codes(c, Layout(tensor=4), kind="sglang") == set()
     (found,) = refused(c, Layout(tensor=8), kind="sglang")
     assert (found.code, found.change) == ("quantization_block_cut", {"tensor_parallel_size": 4})
+    assert codes(replace(c, value_head_dim=128), Layout(tensor=8), kind="sglang") == set()
     # layers of a model may have fewer KV heads than its others
     mixed = replace(c, kv_heads_per_layer=(8, 4) * 16)
     assert codes(mixed, Layout(tensor=4), kind="sglang") == {"quantization_block_cut"}

@@ -83,7 +83,8 @@ def _recurrent(card: ModelCard, size: int) -> list[Uneven]:
 def _attention_blocks(card: ModelCard, size: int, kind: str) -> list[Uneven]:
     """Blocks and groups in the attention's projections; those of latent attention are multiples anyway.
 
-    vLLM lets merged columns (query, key, value) end inside a block, SGLang does not; rows (the output) never.
+    vLLM lets merged columns (query, key, value) end inside a block; SGLang does for models whose keys and
+    values differ in size (srt/models/mimo_v2.py); neither does for rows (the output).
     """
     block = weight_block(card)
     if block is None or card.mla_kv_lora_rank is not None or not _quantizes(card, "self_attn", "attn"):
@@ -92,7 +93,8 @@ def _attention_blocks(card: ModelCard, size: int, kind: str) -> list[Uneven]:
     found = []
     if output % block.size:
         found.append(_cut(block, f"{output * size} attention channels", output, size))
-    if not block.both_sides or kind != "sglang":
+    own = card.value_head_dim is not None and card.value_head_dim != card.head_dim
+    if not block.both_sides or kind != "sglang" or own:
         return found
     for heads in sorted({h for h in card.kv_heads_per_layer or (card.kv_heads,) if h}):
         keys = max(1, heads // size) * card.head_dim
