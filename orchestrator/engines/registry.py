@@ -7,7 +7,11 @@ import importlib
 from orchestrator.engines.base import Engine
 from orchestrator.errors import not_found
 
-_ENGINES = {"llamacpp": ("orchestrator.engines.llamacpp.engine", "LlamaCpp")}
+_ENGINES = {
+    "llamacpp": ("orchestrator.engines.llamacpp.engine", "LlamaCpp"),
+    "vllm": ("orchestrator.engines.vllm.engine", "Vllm"),
+    "sglang": ("orchestrator.engines.sglang.engine", "Sglang"),
+}
 
 
 def kinds() -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from orchestrator.plan import Decision, EngineRef, Plan, Violation
 from orchestrator.planning import checks, summary
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import checks as own_checks
-from orchestrator.planning.paged import choose, levers, notices, predictions, speculation
+from orchestrator.planning.paged import choose, levers, notices, predictions
+from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.left_out import IN_EFFECT, LEFT_OUT, WORDLESS
 from orchestrator.planning.paged.remedies import settled
 from orchestrator.planning.paged.situation import Situation
@@ -32,7 +33,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         return replace(draft.plan, violations=tuple(dict.fromkeys(violations)))
     steps: dict[str, Any] = {}
     for causes, change in smaller(s, draft.sizing, draft.plan.levers):
-        lower = _draft(Situation(inputs.with_levers(change)))
+        lower = _draft(Situation(inputs.with_levers(change)), draft.sizing.layout)
         if not lower.refused:
             plan = _stepped(lower.plan, draft.plan, change)
             steps |= {cause: plan.to_json() for cause in causes}
@@ -64,12 +65,11 @@ def _trial(inputs: PlanInputs) -> Any:
     return lambda change: _draft(Situation(inputs.with_levers(change))).codes
 
 
-def _draft(s: Situation) -> Draft:
+def _draft(s: Situation, only: Layout | None = None) -> Draft:
     inputs = s.inputs
-    guess = speculation.decide(s)
-    chosen = choose.choose(s, lambda layout: speculation.cost(s, guess, layout), guess.value)
+    chosen = choose.choose(s, only)
     z = chosen.sizing
-    decided = _decide(s, chosen, guess)
+    decided = _decide(s, chosen)
     request = RenderRequest(
         levers=decided,
         installation=inputs.installation,
@@ -123,7 +123,7 @@ def _engines(s: Situation, plan: Plan, rendered: Rendered) -> list[Violation]:
     return [*rendered.violations, *(v for v in found if v.code not in seen)]
 
 
-def _decide(s: Situation, chosen: choose.Chosen, guess: Decision) -> Decisions:
+def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     """Every lever, from the layout down."""
     z = chosen.sizing
     d = _layout(s, chosen)
@@ -137,11 +137,11 @@ def _decide(s: Situation, chosen: choose.Chosen, guess: Decision) -> Decisions:
     d["kv_cache_dtype"] = levers.kv_type(s, z.kv_dtype)
     d["prefix_caching"] = levers.prefix_caching(s)
     d["kv_offload_bytes"] = levers.kv_offload(s, z)
-    d["speculative"] = guess
+    d["speculative"] = chosen.speculative
     d["quantization"] = levers.quantization(s)
     d["dtype"] = levers.dtype(s)
     d["cuda_graph"] = levers.graphs(s, z)
-    d["async_scheduling"] = levers.async_scheduling(s, guess.value, z)
+    d["async_scheduling"] = levers.async_scheduling(s, chosen.speculative.value, z)
     d["scheduling_policy"] = levers.scheduling(s)
     d["max_queued_requests"] = levers.queue(s, z)
     d["stream_interval"] = levers.stream_interval(s)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.model_families.versions import at_least
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import choose, parallelism
 from orchestrator.planning.paged.choose import Chosen
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import Situation
 from orchestrator.planning.paged.sizing import Sizing
-from orchestrator.planning.words import count, size
+from orchestrator.planning.words import size
 
 _ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
@@ -20,7 +19,6 @@ def own(s: Situation, chosen: Chosen) -> list[Finding]:
     """Every refusal that follows from engine, devices, layout, length, draft and consent."""
     return [
         *_installed(s),
-        *_version(s),
         *_devices(s),
         *_layout(s, chosen),
         *_context(s),
@@ -65,21 +63,6 @@ def _installed(s: Situation) -> Iterator[Finding]:
         )
 
 
-def _version(s: Situation) -> Iterator[Finding]:
-    lowest = s.family.min_version(s.kind) if s.family is not None else None
-    if lowest is None or at_least(s.version_text, lowest):
-        return
-    assert s.family is not None
-    known = f"{s.kind} {lowest}" if lowest != "nightly" else f"a {s.kind} newer than the last release"
-    yield Finding(
-        "engine_too_old",
-        f"{s.card.name} ({s.family.name}) needs {known}; {s.inputs.installation.name} is {s.version_text}",
-        f"`llmserve engines install {s.kind}` brings a newer one"
-        if lowest != "nightly"
-        else "build it from source",
-    )
-
-
 def _devices(s: Situation) -> Iterator[Finding]:
     there = {g.uuid for g in s.inputs.machine.gpus}
     for name in s.usable.unknown:
@@ -117,9 +100,7 @@ def _layout(s: Situation, chosen: Chosen) -> Iterator[Finding]:
     if not s.on_cpu and not s.gpus:
         return
     layout = _asked(s, chosen.sizing.layout)
-    for x in parallelism.illegal(
-        s.card, layout, kind=s.kind, version=s.version_text, machine=s.inputs.machine, usable=s.gpus
-    ):
+    for x in parallelism.illegal(s.card, layout, s.kind, s.version_text, s.inputs.machine):
         yield Finding(x.code, x.message, change=x.change)
 
 
@@ -191,7 +172,7 @@ def _draft(s: Situation) -> Iterator[Finding]:
     if draft is not None and method == "draft_model" and draft.vocab_size != s.card.vocab_size:
         yield Finding(
             "draft_vocabulary",
-            f"the draft {draft.name} has {count(draft.vocab_size, 'word')}, {s.card.name} {s.card.vocab_size}",
+            f"the draft {draft.name} has {draft.vocab_size} words and {s.card.name} {s.card.vocab_size}",
             change={"speculative": {"method": "ngram", "num_tokens": 4}},
             after="or name a draft of the same family",
         )

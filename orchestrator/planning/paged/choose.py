@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from orchestrator.plan import Rejected
-from orchestrator.planning.paged import parallelism, sizing
+from orchestrator.plan import Decision, Rejected
+from orchestrator.planning.paged import parallelism, sizing, speculation
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import Situation
 from orchestrator.planning.paged.sizing import Sizing
-from orchestrator.planning.paged.speculation import SpeculationCost
 from orchestrator.planning.words import size
 
 NEAR = 1.1
@@ -25,42 +23,53 @@ class Chosen:
     """The layout that was taken, why, and for the others why not."""
 
     sizing: Sizing
+    speculative: Decision
     reason: str
     rule: str
     rejected: tuple[tuple[Layout, str], ...]
 
 
-Cost = Callable[[Layout], SpeculationCost | None]
+@dataclass(slots=True)
+class _Guesses:
+    """How tokens are guessed on each layout: what it depends on is asked once."""
+
+    s: Situation
+    known: dict[tuple[int, int, int], Decision] = field(default_factory=dict)
+
+    def on(self, layout: Layout) -> Decision:
+        key = (layout.pipeline, layout.data, layout.attention_data)
+        if key not in self.known:
+            self.known[key] = speculation.decide(self.s, layout)
+        return self.known[key]
 
 
-def choose(s: Situation, cost: Cost, speculative: object = None) -> Chosen:
-    """The best layout that fits, else the one with most room, which does not. `speculative` is the lever."""
-    layouts = parallelism.candidates(
-        s.card, s.inputs.machine, s.gpus, kind=s.kind, version=s.version_text, given=_given(s)
-    )
-    sized = [sizing.size(s, layout, cost(layout)) for layout in layouts or [Layout(devices=s.gpus[:1])]]
+def choose(s: Situation, only: Layout | None = None) -> Chosen:
+    """The best layout that fits, else the one with most room, which does not; `only` where one is decided."""
+    guesses = _Guesses(s)
+    layouts = [only] if only is not None else parallelism.candidates(
+        s.card, s.inputs.machine, s.usable, kind=s.kind, version=s.version_text, given=_given(s)
+    )  # fmt: skip
+    sized = [sizing.size(s, x, speculation.cost(s, guesses.on(x), x)) for x in layouts]
     fitting = [z for z in sized if z.fits]
     if not fitting:
         best = max(sized, key=lambda z: (z.kv_bytes, -z.layout.world))
-        return Chosen(best, "none that is legal holds the model and its KV", "nothing_fits", ())
+        why = "none that is legal holds the model and its KV"
+        return Chosen(best, guesses.on(best.layout), why, "nothing_fits", ())
     if s.goal == "agent" and any(z.copies == 1 for z in fitting):
         fitting = [z for z in fitting if z.copies == 1]
-    rated = [_rated(s, z, speculative) for z in fitting]
-    if len(rated) == 1 and len(sized) == 1:
-        only = rated[0]
-        why = (
-            "the levers that were set leave one"
-            if _given(s)
-            else "one device, or a CPU: nothing to spread over"
-        )
-        return Chosen(only, why, "only_layout", ())
-    best, reason, rule = _best(s, rated)
-    best = sizing.estimated(s, best, s.profile.workload.concurrency, speculative)
+    rated = [_rated(s, z, guesses.on(z.layout).value) for z in fitting]
+    if len(sized) == 1:
+        best, why, rule = rated[0], "one device, or a CPU: nothing to spread over", "only_layout"
+        if _given(s):
+            why = "the levers that were set leave one layout"
+    else:
+        best, why, rule = _best(s, rated)
+    guess = guesses.on(best.layout)
+    best = sizing.estimated(s, best, s.profile.workload.concurrency, guess.value)
     by_layout = {z.layout: z for z in rated}
-    rejected = tuple(
-        (z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in sized if z.layout != best.layout
-    )
-    return Chosen(best, reason, rule, rejected)
+    others = [z for z in sized if z.layout != best.layout]
+    rejected = tuple((z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in others)
+    return Chosen(best, guess, why, rule, rejected)
 
 
 def _given(s: Situation) -> dict[str, object]:

@@ -376,10 +376,10 @@ def pool(s: Situation, z: Sizing) -> dict[str, Decision | None]:
         return {"kv_cache_bytes": _cpu_pool(s, z, "kv_cache_bytes", z.kv_bytes)}
     if s.kind == "sglang" and s.is_free("mem_fraction_static"):
         share = z.static_share
-        reason = (
-            f"weights and KV pool: of {z.utilization:g} of the device {size(z.budget.activation)} stay for "
-            "activations and recorded graphs"
-        )
+        rest = size(z.budget.total * (1 - share))
+        reason = f"weights and KV pool; {rest} stay for activations and graphs, as SGLang itself reckons"
+        if not z.wish.own_reserve:
+            reason = f"weights and KV pool; {rest} stay for activations and graphs: less than SGLang keeps"
         return {"mem_fraction_static": Decision(share, reason, "static_share")}
     return {}
 

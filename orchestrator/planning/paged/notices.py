@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.model_families.versions import at_least
 from orchestrator.plan import Plan
 from orchestrator.planning.paged.choose import Chosen
 from orchestrator.planning.paged.situation import Situation
@@ -17,6 +18,7 @@ def notices(s: Situation, plan: Plan, chosen: Chosen) -> tuple[str, ...]:
     return (
         *_answers(plan),
         *_captured(s),
+        *_version(s),
         *_context(s, z),
         *_model(s, z),
         *_devices(s, z),
@@ -34,6 +36,14 @@ def _captured(s: Situation) -> list[str]:
     if not s.inputs.installation.captured:
         return []
     return [f"{s.kind} is not installed here: flags are those that {s.version_text} is known to take"]
+
+
+def _version(s: Situation) -> list[str]:
+    lowest = s.family.min_version(s.kind) if s.family is not None else None
+    if lowest is None or at_least(s.version_text, lowest):
+        return []
+    known = f"{s.kind} {lowest}" if lowest != "nightly" else f"a {s.kind} newer than the last release"
+    return [f"{s.card.name} is published to run from {known} on, and this is {s.version_text}"]
 
 
 def _context(s: Situation, z: Sizing) -> list[str]:

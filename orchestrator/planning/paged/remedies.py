@@ -18,6 +18,9 @@ Trial = Callable[[Mapping[str, Any]], frozenset[str]]
 
 MEMORY = frozenset({"kv_does_not_fit", "weights_do_not_fit"})
 
+_FOLLOWS = frozenset({"pool_below_context", "no_room_for_requests"})
+"""An engine's own refusals that say no more than that memory is short."""
+
 _TO_AUTO = (
     "gpu_memory_utilization",
     "max_num_batched_tokens",
@@ -56,7 +59,7 @@ def settled(
             found = next((c for c in _changes(s, z) if not trial({**own, **c}) & MEMORY), None)
             out += [_told(s, f, found) for f in shortage]
             own |= found or {}
-    ours = {v.code for v in out}
+    ours = {v.code for v in out} | (_FOLLOWS if shortage else frozenset())
     after = trial(own) if own else None
     return [*out, *(v for v in engines if v.code not in ours and (after is None or v.code in after))]
 

@@ -102,11 +102,17 @@ class Situation(Common):
         """The value that somebody wrote for a lever, else what the model's family needs; None where the
         planner decides."""
         value = self.profile.levers.get(lever, AUTO)
-        return self.needs.levers.get(lever) if value == AUTO else value
+        if self._is_needed(lever):
+            return self.needs.levers[lever]
+        return None if value == AUTO else value
+
+    def _is_needed(self, lever: str) -> bool:
+        """Whether the family's need goes before a profile's default; what a person set goes before both."""
+        return lever in self.needs.levers and not self.inputs.resolved.user_set(lever)
 
     def as_given(self, lever: str, *, lossless: bool = True, rejected: tuple[Rejected, ...] = ()) -> Decision:
         """The decision of a lever that somebody set, or that the family needs: kept exactly."""
-        if self.profile.levers.get(lever, AUTO) != AUTO:
+        if not self._is_needed(lever):
             return super().as_given(lever, lossless=lossless, rejected=rejected)
         why = self.needs.why.get(lever, "published with the model")
         return Decision(
@@ -115,10 +121,13 @@ class Situation(Common):
 
     @cached_property
     def trained_context(self) -> int:
-        """The context that the model has; an override of its configuration in engine_args counts."""
+        """The context that the model has: its own limit or a published lower one, unless engine_args override
+        its configuration."""
         text = " ".join(self.profile.engine_args[self.kind])
         found = re.search(r'"max_position_embeddings"\s*:\s*([0-9]{1,9})\b', text)
-        return int(found[1]) if found else self.card.context_length
+        if found:
+            return int(found[1])
+        return min(self.card.context_length, self.needs.max_model_len or self.card.context_length)
 
     @cached_property
     def needed_context(self) -> int:

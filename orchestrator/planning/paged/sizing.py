@@ -28,7 +28,8 @@ FREE_MARGIN = 512 * MIB
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What memory is asked for, the goal's wish or a smaller one. `graph` is the largest recorded batch, 0
-    for none; `speculative_tokens` are guessed at once; `batch_by_itl`: a step follows from the objective."""
+    for none; `speculative_tokens` are guessed at once; `batch_by_itl`: a step follows from the objective;
+    `own_reserve`: SGLang keeps back what it would of itself, which is more than is counted here."""
 
     kv_dtype: str
     utilization: float
@@ -38,6 +39,7 @@ class Wish:
     graph: int
     speculative_tokens: int = 0
     batch_by_itl: bool = False
+    own_reserve: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,8 @@ def wished_context(s: Situation) -> int:
     row = table.row(s.goal)
     if not row["context_factor"]:
         return s.trained_context
-    return min(
-        s.trained_context, max(stepped(row["context_factor"] * s.request_tokens), row["least_context"])
-    )
+    wished = max(stepped(row["context_factor"] * s.request_tokens), int(row["least_context"]))
+    return min(s.trained_context, wished)
 
 
 def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
@@ -118,6 +119,9 @@ def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
             batch = row["most_batch"]
         if s.on_cpu:
             batch = min(batch, 2048)
+        elif s.kind == "sglang" and s.gpu is not None:
+            # a chunk reserves memory in proportion: no larger one than SGLang takes on such a card
+            batch = min(batch, sglang_defaults(s.card, layout, visible_bytes(s.gpu)).chunked_prefill_size)
         by_itl = _batch_by_itl(s, layout, kv_dtype)
         if by_itl is not None and by_itl < row["most_batch"]:
             batch, objective = max(LEAST_BATCH, by_itl), True
@@ -157,89 +161,6 @@ def _batch_by_itl(s: Situation, layout: Layout, kv_dtype: str) -> int | None:
     return stepped(found) if found is not None else None
 
 
-def utilization(self) -> float:
-        return self.wish.utilization
-
-    @property
-    def max_model_len(self) -> int:
-        return self.wish.max_model_len
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self.wish.max_num_seqs
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        return self.wish.max_num_batched_tokens
-
-    @property
-    def graph(self) -> int:
-        return self.wish.graph
-
-    @property
-    def copies(self) -> int:
-        """Schedulers with a KV pool of their own."""
-        return self.layout.data * self.layout.attention_data
-
-
-def wished_context(s: Situation) -> int:
-    """Tokens of one request before memory was asked."""
-    given = s.given("max_model_len")
-    if given is not None:
-        return int(given)
-    row = table.row(s.goal)
-    if not row["context_factor"]:
-        return s.trained_context
-    return min(
-        s.trained_context, max(stepped(row["context_factor"] * s.request_tokens), row["least_context"])
-    )
-
-
-def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
-    """What the goal would take on a layout if memory were no question."""
-    row, w = table.row(s.goal), s.profile.workload
-    kv_dtype = s.given("kv_cache_dtype") or ("fp8" if wants_fp8(s) else "auto")
-    copies = layout.data * layout.attention_data
-    seqs = s.given("max_num_seqs")
-    if seqs is None:
-        seqs = row["most_seqs"] if s.goal == "throughput" and not s.on_cpu else -(-w.concurrency // copies)
-        seqs = min(seqs, row["most_seqs"])
-    batch, objective = s.given("max_num_batched_tokens"), False
-    if batch is None:
-        batch = row["batch"]
-        if s.goal == "throughput" and s.gpu is not None and s.gpu.memory_bytes >= 160 * GIB:
-            batch = row["most_batch"]
-        if s.on_cpu:
-            batch = min(batch, 2048)
-        by_itl = _batch_by_itl(s, layout, kv_dtype)
-        if by_itl is not None and by_itl < row["most_batch"]:
-            batch, objective = max(LEAST_BATCH, by_itl), True
-        batch = max(batch, seqs * (1 + speculative_tokens))
-    graph = s.given("cuda_graph")
-    if graph is None:
-        graph = 0 if s.on_cpu else min(512, seqs * (1 + speculative_tokens))
-    return Wish(
-        kv_dtype=kv_dtype,
-        utilization=utilization(s, layout),
-        max_model_len=wished_context(s),
-        max_num_seqs=seqs,
-        max_num_batched_tokens=batch,
-        graph=0 if graph == "off" else int(graph),
-        speculative_tokens=speculative_tokens,
-        batch_by_itl=objective,
-    )
-
-
-def _batch_by_itl(s: Situation, layout: Layout) -> int | None:
-    """Tokens of a step that takes no longer than the gap that is asked for; None where nothing is asked, or
-    speed is not known."""
-    itl = s.profile.slo.itl_p99_ms
-    if itl is None or s.on_cpu or s.goal == "throughput":
-        return None
-    found = latency.batch_tokens_for_itl(s.card, layout, itl_ms=itl, kind=s.kind)
-    return found // LENGTH_STEP * LENGTH_STEP if found is not None else None
-
-
 def utilization(s: Situation, layout: Layout) -> float:
     """The goal's share of device memory, or what is free where that is less."""
     given = s.given("gpu_memory_utilization")
@@ -266,6 +187,9 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
 
 def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
     """Smaller and smaller wishes, each on top of the one before."""
+    if s.kind == "sglang" and not s.on_cpu and s.is_free("mem_fraction_static"):
+        w = replace(w, own_reserve=False)
+        yield w
     if s.is_free("max_num_seqs") and w.max_num_seqs > 64:
         w = replace(w, max_num_seqs=64, graph=min(w.graph, 64 * (1 + w.speculative_tokens)))
         yield w
@@ -303,9 +227,7 @@ def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
     if s.is_free("max_num_seqs"):
         seqs = max(1, min(seqs, z.tokens // max(1, min(s.request_tokens, length))))
     changed = replace(w, max_model_len=length, max_num_seqs=seqs, graph=_graph(s, w, seqs))
-    if changed == w:
-        return z
-    return replace(z, wish=changed, fits=_fits(z, changed))
+    return z if changed == w else measured(s, layout, changed, cost)
 
 
 def _shrunk(z: Sizing, length: int, least: int) -> int:
@@ -367,8 +289,8 @@ def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: Speculati
 
 
 def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
-    """SGLang's share for weights and pool: the deployment's share less activations and graphs, and not above
-    what SGLang itself would take."""
+    """SGLang's share for weights and pool: the deployment's share less activations and graphs; not above what
+    SGLang itself would take, as long as that is enough."""
     given = s.given("mem_fraction_static")
     if given is not None:
         return float(given)
@@ -385,7 +307,9 @@ def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
         max_running_requests=w.max_num_seqs,
     )
     room = _budget(s, layout, w, w.utilization, None)
-    share = min(own.mem_fraction_static, w.utilization - room.outside / max(1, total))
+    share = w.utilization - room.outside / max(1, total)
+    if w.own_reserve:
+        share = min(share, own.mem_fraction_static)
     return max(0.01, int(share * 1000) / 1000)
 
 

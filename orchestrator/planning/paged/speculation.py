@@ -71,8 +71,9 @@ class Case:
     local: Mapping[str, str] = field(default_factory=dict)
 
 
-def decide(s: Situation) -> Decision:
-    """The lever `speculative` of a plan. What somebody set is kept; a draft model goes by its file."""
+def decide(s: Situation, layout: Layout) -> Decision:
+    """The lever `speculative` of a plan on a layout. What somebody set is kept; a draft model goes by its
+    file."""
     draft = s.inputs.draft
     if not s.is_free("speculative"):
         d = s.as_given("speculative")
@@ -93,13 +94,7 @@ def decide(s: Situation) -> Decision:
         max_num_seqs=s.given("max_num_seqs"),
         repetitive=s.goal == "agent" or workload.turns > 1,
         draft_card=draft,
-        # what nobody set is chosen later, and then `why_not` is asked again
-        layout=Layout(
-            tensor=s.given("tensor_parallel_size") or 1,
-            pipeline=s.given("pipeline_parallel_size") or 1,
-            data=s.given("data_parallel_size") or 1,
-            attention_data=s.given("attention_data_parallel_size") or 1,
-        ),
+        layout=layout,
     )
 
 
