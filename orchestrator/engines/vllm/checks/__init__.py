@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.engines.base import Installation
-from orchestrator.engines.vllm.checks import (
-    command,
-    connectors,
-    context,
-    parallel,
-    scheduler,
-    serving,
-    silent,
-    speculation,
-)
+from orchestrator.engines.vllm.checks.command import check as command
+from orchestrator.engines.vllm.checks.connectors import check as connectors
+from orchestrator.engines.vllm.checks.context import check as context
+from orchestrator.engines.vllm.checks.parallel import check as parallel
+from orchestrator.engines.vllm.checks.scheduler import check as scheduler
+from orchestrator.engines.vllm.checks.serving import check as serving
 from orchestrator.engines.vllm.checks.settings import Settings, settings_of
+from orchestrator.engines.vllm.checks.silent import warnings as silent
+from orchestrator.engines.vllm.checks.speculation import check as speculation
 from orchestrator.plan import Plan, Violation
 
 _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
-    command.check,
-    scheduler.check,
-    parallel.check,
-    context.check,
-    speculation.check,
-    connectors.check,
-    serving.check,
+    command,
+    scheduler,
+    parallel,
+    context,
+    speculation,
+    connectors,
+    serving,
 )
 
 
@@ -45,4 +43,4 @@ def warnings(plan: Plan, installation: Installation) -> list[str]:
     """What vLLM would do otherwise than planned without refusing."""
     if installation.extras.get("broken"):
         return []
-    return list(dict.fromkeys(w for s in settings_of(plan, installation) for w in silent.warnings(s)))
+    return list(dict.fromkeys(w for s in settings_of(plan, installation) for w in silent(s)))
