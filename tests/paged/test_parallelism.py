@@ -585,7 +585,7 @@ def test_busy_and_other_cards_are_not_placed() -> None:
 def test_a_version_may_be_numbers_or_text() -> None:
     fp8 = replace(QWEN3_235B, quantization_config=FP8)
     layout = Layout(tensor=8)
-    assert illegal(fp8, layout, "vllm", (0, 31, 0), MACHINE)
+    assert illegal(fp8, layout, "vllm", (0, 25, 1), MACHINE)
     assert not illegal(fp8, layout, "vllm", (0, 32, 1), MACHINE)
     assert not illegal(fp8, layout, "vllm", "0.32.0+cpu", MACHINE)
     assert not illegal(fp8, layout, "vllm", "unknown", MACHINE)
