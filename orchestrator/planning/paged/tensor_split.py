@@ -17,8 +17,8 @@ from orchestrator.model_card.card import ModelCard
 from orchestrator.planning.paged.layout import Layout
 
 _FINER_BLOCKS = (0, 26)
-"""vLLM up to 0.25 refuses expert blocks that a size cuts (vllm pull request 48173, July 2026), 0.32 refines or
-pads them; for those between nothing is known, and nothing is refused."""
+"""vLLM up to 0.25 refuses expert blocks that a size cuts (vllm pull request 48173, July 2026), 0.32 refines
+or pads them; for those between nothing is known, and nothing is refused."""
 
 _LEAST_BLOCK = 32
 """Elements of the finest block that vLLM refines to."""
