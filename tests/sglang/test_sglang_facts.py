@@ -83,12 +83,16 @@ async def test_an_older_server_is_asked_by_its_older_name(server_info: dict[str,
 
 
 async def test_a_hung_scheduler_gives_no_facts_and_no_error() -> None:
+    asked: list[str] = []
+
     def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
         assert request.extensions["timeout"]["read"] == facts.FACTS_TIMEOUT_S
         raise httpx.ReadTimeout("hung")
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as c:
         assert await facts.facts(c, URL) == {}
+    assert "/get_server_info" not in asked
 
 
 def test_the_pool_is_that_of_the_smallest_rank(server_info: dict[str, Any]) -> None:

@@ -87,9 +87,7 @@ async def facts(client: httpx.AsyncClient, base_url: str) -> dict[str, Any]:
     """The resolved arguments that matter, the pool, the model and the names it answers to, out of
     /server_info (before 0.5.4 /get_server_info), /model_info, /v1/models and /metrics. A key that is missing
     was not reported."""
-    info = await _json(client, f"{base_url}/server_info")
-    if not isinstance(info, dict):
-        info = await _json(client, f"{base_url}/get_server_info")
+    info = await _json(client, f"{base_url}/server_info", f"{base_url}/get_server_info")
     found = read_server_info(info) if isinstance(info, dict) else {}
     model = await _json(client, f"{base_url}/model_info")
     if isinstance(model, dict):
@@ -353,18 +351,22 @@ def _figure(text: str) -> Any:
     return text if number is None else number
 
 
-async def _text(client: httpx.AsyncClient, url: str) -> str | None:
+async def _text(client: httpx.AsyncClient, *urls: str) -> str | None:
+    """The first of these that is there; None where it does not answer."""
     import httpx
 
-    try:
-        status, body = await fetch(client, "GET", url, timeout=FACTS_TIMEOUT_S)
-    except (httpx.HTTPError, ValueError):
-        return None
-    return body.decode("utf-8", "replace") if status == 200 else None
+    for url in urls:
+        try:
+            status, body = await fetch(client, "GET", url, timeout=FACTS_TIMEOUT_S)
+        except (httpx.HTTPError, ValueError):
+            return None
+        if status != 404:
+            return body.decode("utf-8", "replace") if status == 200 else None
+    return None
 
 
-async def _json(client: httpx.AsyncClient, url: str) -> Any:
-    text = await _text(client, url)
+async def _json(client: httpx.AsyncClient, *urls: str) -> Any:
+    text = await _text(client, *urls)
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

@@ -2,8 +2,8 @@
 
 SIGTERM drains without a limit and goes on taking new requests meanwhile (srt/managers/tokenizer_manager.py,
 sigterm_watchdog), so it is not used. The first SIGINT closes the port at once and lets what runs come to its
-end; the second ends within a second, and clients get an error. During the load either ends the leader alone;
-its children die with the tree.
+end; the second ends within a second, and clients get an error. During the load SIGINT unwinds the whole tree
+in two seconds, where SIGTERM ends the leader alone and leaves its children.
 """
 
 from __future__ import annotations

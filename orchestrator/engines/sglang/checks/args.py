@@ -197,8 +197,8 @@ class Args:
 
     @property
     def drafts_itself(self) -> bool:
-        """Whether the model's own layers can draft, as far as its facts say (unknown counts as yes)."""
-        return bool(self.model.get("mtp_layers")) or "mtp_layers" not in self.model
+        """Whether the model has layers that predict ahead, as far as its facts say."""
+        return bool(self.model.get("mtp_layers"))
 
     # comparisons that the tables of rules ask for
 
