@@ -65,7 +65,7 @@ class Vllm:
         return failures.phase(log)
 
     def fatal_line(self, log: str) -> str | None:
-        return None
+        return failures.fatal_line(log)
 
     def log_facts(self, log: str) -> dict[str, Any]:
         return start_log.log_facts(log)

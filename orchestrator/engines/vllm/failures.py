@@ -34,6 +34,8 @@ _PHASES = (
 )
 _READY = re.compile(r"^.*Application startup complete\.\s*$", re.MULTILINE)
 _ASKED_TO_STOP = re.compile(r"^.*\[shutdown\] API server: shutdown triggered.*$", re.MULTILINE)
+# the parent's last word; it then leaves, or was seen not to
+_NEVER_READY = re.compile(r"^.*Engine core initialization failed\. See root cause above.*$", re.MULTILINE)
 # lines that repeat what a client or the command line wrote
 _QUOTED = re.compile(r"^.*(?:Received request |non-default args: |with config: model=).*$", re.MULTILINE)
 
@@ -103,6 +105,12 @@ def phase(log: str) -> str:
             if pattern.search(line):
                 return name
     return "load"
+
+
+def fatal_line(log: str) -> str | None:
+    """The line with which a start gives up, where the log holds it: the process was seen to live on."""
+    found = _NEVER_READY.search(log)
+    return found[0].strip() if found else None
 
 
 def _of_line(signature: _Signature, match: re.Match[str], text: str, log: str, started: bool) -> Failure:
