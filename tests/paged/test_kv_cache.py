@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,12 @@ from orchestrator.planning.paged.memory import GIB, stage_layers, version_of
 
 LLAMA = "Llama-3.1-8B"
 NAMES = sorted(cards())
+POOLS = [
+    json.loads(line) for line in (Path(__file__).parent / "vllm_0.32_pools.jsonl").read_text().splitlines()
+]
+"""What vllm/v1/core/kv_cache_utils.py of vLLM 0.32.0 makes of these models' layers: get_kv_cache_groups,
+_max_memory_usage_bytes_from_groups (without the null block), get_kv_cache_config_from_groups and
+get_max_concurrency_for_kv_cache_config, for 2,048 tokens in flight."""
 
 
 def of(name: str, layout: Layout | None = None, **options: Any) -> KvCache:
@@ -82,6 +90,26 @@ def test_a_hybrid_whose_state_is_unknown_has_no_rule() -> None:
     assert card.hybrid is not None
     hidden = replace(card, hybrid=replace(card.hybrid, matrix_bytes=None))
     assert not kv_cache(hidden, Layout()).known
+
+
+@pytest.mark.parametrize(
+    "case", POOLS, ids=lambda c: f"{c['card']}-{c['tensor']}-{c['kv_dtype']}-{c['prefix_caching']}"
+)
+def test_pools_are_those_that_vllms_own_code_makes(case: dict[str, Any]) -> None:
+    c = of(
+        case["card"],
+        Layout(tensor=case["tensor"]),
+        version="0.32.0",
+        kv_dtype=case["kv_dtype"],
+        prefix_caching=case["prefix_caching"],
+        max_num_batched_tokens=2048,
+        async_scheduling=False,
+    )
+    size, length = case["kv_bytes"], case["max_model_len"]
+    assert c.block_bytes == case["block_bytes"]
+    assert (c.bytes_needed(length) or 0) - c.block_bytes == case["needed_bytes"]
+    assert c.tokens(size, length) == case["tokens"]
+    assert c.max_concurrency(size, length) == pytest.approx(case["max_concurrency"], abs=1e-6)
 
 
 def test_blocks_are_of_16_tokens_and_of_128_on_a_cpu() -> None:
