@@ -6,6 +6,7 @@ whole engine configuration are vLLM's own; only the server behind them is left o
 """
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -38,7 +39,8 @@ def main() -> None:
         refused, message = False, ""
         try:
             with contextlib.redirect_stderr(said):
-                args = parser.parse_args(case["argv"])
+                # the parser's defaults are objects, which vLLM writes into
+                args = copy.deepcopy(parser.parse_args(case["argv"]))
                 command.validate(args)
                 command.cmd(args)
                 validate_api_server_args(args)

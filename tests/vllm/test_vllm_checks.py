@@ -192,7 +192,9 @@ def test_a_real_vllm_refuses_and_takes_the_same(tmp_path: Path) -> None:
         words = [word.replace("MODEL:", f"{tmp_path}/") for word in (f"MODEL:{case['model']}", *case["argv"])]
         return {"name": case["name"], "argv": words, "env": CPU_ENV}
 
-    asked = [line(c) for c in ILLEGAL["confirmed"] + LEGAL]
+    # the legal ones again at the end: no refusal may be left over from a line before
+    again = [{**c, "name": f"{c['name']}, again"} for c in LEGAL]
+    asked = [line(c) for c in LEGAL + ILLEGAL["confirmed"] + again]
     done = subprocess.run(
         [python, str(HERE / "real_config.py")],
         input=json.dumps(asked),
@@ -213,5 +215,7 @@ def test_a_real_vllm_refuses_and_takes_the_same(tmp_path: Path) -> None:
     assert len(answers) == len(asked), done.stderr[-2000:]
     wrong = [c["name"] for c in ILLEGAL["confirmed"] if not answers[c["name"]]["refused"]]
     assert wrong == [], "the real vLLM takes what is refused here"
-    refused = {c["name"]: answers[c["name"]]["message"] for c in LEGAL if answers[c["name"]]["refused"]}
+    refused = {
+        c["name"]: answers[c["name"]]["message"] for c in LEGAL + again if answers[c["name"]]["refused"]
+    }
     assert refused == {}, "the real vLLM refuses what is taken here"
