@@ -185,6 +185,23 @@ def test_states_a_request_holds(options: dict[str, Any], blocks: int) -> None:
     assert [(g.count, g.blocks) for g in states] == [(3, blocks)]
 
 
+def test_speculative_tokens_lengthen_a_states_convolution() -> None:
+    # 1,600 is what a log of Qwen3.6-27B shows on four cards with three speculative tokens
+    four = Layout(tensor=4)
+    plain = of("Qwen3.6-27B-INT4", four, kv_dtype="fp8")
+    longer = of("Qwen3.6-27B-INT4", four, kv_dtype="fp8", speculative_tokens=3, mtp=True)
+    assert (plain.block_tokens, longer.block_tokens) == (1568, 1600)
+
+
+def test_groups_nearly_alike_are_padded_to_the_larger() -> None:
+    # gpt-oss-20b with a draft of one full layer: 13 full and 12 sliding ones
+    card = cards()["gpt-oss-20b"]
+    draft = replace(card, layers=1, sliding_layers=None, sliding_window=None)
+    c = of("gpt-oss-20b", draft=draft)
+    assert [(g.holds, g.count) for g in c.groups] == [("full", 1), ("sliding", 1)]
+    assert c.block_bytes == 13 * 16 * 2 * 8 * 64 * 2
+
+
 def test_fp8_does_not_double_the_room_of_a_hybrid() -> None:
     plain, small = of("Qwen3.6-27B-FP8"), of("Qwen3.6-27B-FP8", kv_dtype="fp8")
     size = 8 * GIB

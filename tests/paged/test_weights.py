@@ -111,6 +111,13 @@ def test_attention_is_whole_on_each_rank_of_attention_data() -> None:
     assert on_sglang < weights_per_gpu(card, spread).worst
 
 
+def test_latent_attention_keeps_its_up_projections_twice() -> None:
+    card = replace(cards()["DeepSeek-V3"], weight_groups={"norm": 0})
+    # 61 layers x 512 latent x 128 heads x (128 of a key + 128 of a value) x 2 bytes
+    assert weights_per_gpu(card, Layout()).worst == 61 * 512 * 128 * 256 * 2
+    assert weights_per_gpu(card, Layout(tensor=8)).worst == 61 * 512 * 16 * 256 * 2
+
+
 def test_the_vocabulary_is_padded_to_64_rows() -> None:
     card = replace(cards()["Llama-3.1-8B"], vocab_size=100, weight_groups={"embedding": 100_000})
     assert weights_per_gpu(card, Layout(tensor=2)).worst == 64_000
