@@ -105,7 +105,7 @@ def test_the_real_resolver_refuses_and_takes_the_same(tmp_path: Path) -> None:
     for name, config in CONFIGS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
-    cases = [*ILLEGAL, *LEGAL]
+    cases = [c for c in [*ILLEGAL, *LEGAL] if c.get("real") != "platform"]
     lines = [
         json.dumps({"argv": words(c, str(tmp_path / c.get("model", "llama"))), "gpu_mib": H100_MIB})
         for c in cases
