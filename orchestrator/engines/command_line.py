@@ -98,14 +98,18 @@ def parse(
     underscores: bool = False,
     abbreviations: bool = False,
     dotted: bool = False,
+    optional: bool = False,
 ) -> Parsed:
     """Read what follows the program's own words (`argv` without `installation.argv`). Raises nothing.
 
     `underscores`: `--a_b` is `--a-b`. `abbreviations`: a unique beginning of a long flag is that flag, and a
     short one may carry its value (`-n2`). `dotted`: `--flag.key value` sets one key of a JSON flag and
-    `--flag.key+ a,b` adds to a list in it.
+    `--flag.key+ a,b` adds to a list in it. `optional`: `None` and an empty word are no value, where the flag
+    has none by default.
     """
-    reader = _Reader(installation, underscores=underscores, abbreviations=abbreviations, dotted=dotted)
+    reader = _Reader(
+        installation, underscores=underscores, abbreviations=abbreviations, dotted=dotted, optional=optional
+    )
     return reader.read(list(argv))
 
 
@@ -129,7 +133,7 @@ def typed(flag: Flag, text: str) -> Any:
         value = int(text)
     elif flag.type == "float":
         value = float(text)
-    elif flag.type == "json":
+    elif flag.type == "json" or (flag.type == "json_or_str" and text.strip()[:1] == "{"):
         value = _json(text)
     elif flag.type in ("size", "size_or_auto"):
         value = -1 if flag.type == "size_or_auto" and text.lower() in ("auto", "-1") else size(text)
@@ -157,10 +161,17 @@ def _json(text: str) -> Any:
 
 class _Reader:
     def __init__(
-        self, installation: Installation, *, underscores: bool, abbreviations: bool, dotted: bool
+        self,
+        installation: Installation,
+        *,
+        underscores: bool,
+        abbreviations: bool,
+        dotted: bool,
+        optional: bool,
     ) -> None:
         self.installation = installation
-        self.underscores, self.abbreviations, self.dotted = underscores, abbreviations, dotted
+        self.underscores, self.abbreviations = underscores, abbreviations
+        self.dotted, self.optional = dotted, optional
         self.values: dict[str, Any] = {}
         self.given: list[Given] = []
         self.unknown: list[str] = []
@@ -253,6 +264,8 @@ class _Reader:
             self.values[name] = made if flag.nargs in ("+", "*") else made[0]
 
     def _typed(self, flag: Flag, name: str, text: str) -> Any:
+        if self.optional and text in ("", "None") and flag.default is None:
+            return None
         try:
             return typed(flag, text)
         except ValueError:

@@ -16,7 +16,12 @@ from orchestrator.engines.command_line import Parsed
 def parse(argv: Sequence[str], installation: Installation) -> Parsed:
     """What the installation's `vllm serve` would make of the words behind it. Raises nothing."""
     return command_line.parse(
-        expanded(argv, installation), installation, underscores=True, abbreviations=True, dotted=True
+        expanded(argv, installation),
+        installation,
+        underscores=True,
+        abbreviations=True,
+        dotted=True,
+        optional=True,
     )
 
 
