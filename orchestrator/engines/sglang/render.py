@@ -30,14 +30,14 @@ sglang/srt/environ.py; older versions do not read them)."""
 
 _UNSET: tuple[Any, ...] = (None, False, "off", "auto", "none", (), [])
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "long_prefill_token_threshold": (0,),
-    "cache_reuse_tokens": (0,),
-    "ubatch_tokens": (),
-    "gpu_layers": (),
-    "kv_unified": (True,),
-    "flash_attention": ("on",),
-    "performance_mode": (),
-    "shutdown_timeout_s": (),
+    "long_prefill_token_threshold": (*_UNSET, 0),
+    "cache_reuse_tokens": (*_UNSET, 0),
+    "ubatch_tokens": _UNSET,
+    "gpu_layers": _UNSET,
+    "kv_unified": (None, "auto", True),
+    "flash_attention": (None, "auto", "on", True),
+    "performance_mode": _UNSET,
+    "shutdown_timeout_s": _UNSET,
 }
 """Levers that SGLang has no word for, with the values that ask for nothing."""
 
@@ -370,5 +370,5 @@ def _wordless(levers: Mapping[str, Decision]) -> list[str]:
     return [
         name
         for name, neutral in _NEUTRAL.items()
-        if name in levers and not levers[name].stock and levers[name].value not in (*_UNSET, *neutral)
+        if name in levers and not levers[name].stock and levers[name].value not in neutral
     ]
