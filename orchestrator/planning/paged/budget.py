@@ -140,8 +140,8 @@ def activation_bytes(
 ) -> int:
     """Peak activation of vLLM's profiling pass: the larger of the sampler's and the forward pass.
 
-    sampler: c(version) x vocabulary x sequences, and the hidden states of the batch; forward: 48 B x hidden x
-    tokens. Three figures, fitted on ten starts (docs/plans/accuracy.md).
+    sampler: c(version) x vocabulary x sequences, and the hidden states of the batch; forward: c x hidden x
+    tokens. How the constants were had, and where they fail, is in docs/plans/accuracy.md.
     """
     table = rules()["activation"]
     tokens = max(1, max_num_batched_tokens)
