@@ -238,7 +238,7 @@ def _speed(con: Console, plan: Plan) -> None:
         f"{rate:,.0f} tokens/s"
     )
     band = plan.layout.get("speed_band")
-    far = f", {band[0]:g} to {band[1]:g} times as much were measured elsewhere" if band else ""
+    far = f", good to a factor of {band[1]:.2g} on published runs" if band else ""
     con.print(f"         [dim]a roofline's estimate, no promise{far}[/]")
 
 

@@ -57,6 +57,8 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
         return Chosen(best, guesses.on(best.layout), why, "nothing_fits", ())
     if s.goal == "agent" and any(z.copies == 1 for z in fitting):
         fitting = [z for z in fitting if z.copies == 1]
+    if s.goal == "latency":
+        fitting = _without_slow_links(fitting)
     rated = [_rated(s, z, guesses.on(z.layout).value) for z in fitting]
     if len(sized) == 1:
         best, why, rule = rated[0], "one device, or a CPU: nothing to spread over", "only_layout"
@@ -64,12 +66,22 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
             why = "the levers that were set leave one layout"
     else:
         best, why, rule = _best(s, rated)
+    costs = parallelism.price(best.layout)
+    if costs is not None:
+        why = f"{why}; its price: {costs}"
     guess = guesses.on(best.layout)
     best = sizing.estimated(s, best, s.profile.workload.concurrency, guess.value)
     by_layout = {z.layout: z for z in rated}
     others = [z for z in sized if z.layout != best.layout]
     rejected = tuple((z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in others)
     return Chosen(best, guess, why, rule, rejected)
+
+
+def _without_slow_links(fitting: list[Sizing]) -> list[Sizing]:
+    """Without layouts whose tensor groups cross PCIe or nodes, as long as another holds the model on devices
+    that share nothing slow; with them where all others would be pipelines."""
+    quick = [z for z in fitting if parallelism.price(z.layout) is None]
+    return quick if any(z.layout.pipeline == 1 for z in quick) else fitting
 
 
 def _given(s: Situation) -> dict[str, object]:
@@ -144,12 +156,14 @@ def _whole(s: Situation, z: Sizing) -> float:
 def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str:
     if not z.fits:
         return shortage(z)
+    if rated is None and s.goal == "latency":
+        return f"crosses something slow: {parallelism.price(z.layout)}"
     if rated is None:
         return "each copy has a pool of its own: a conversation's next turn may arrive where its KV is not"
     if rated.estimate is None:
         return "comes after it by rule"
     e = rated.estimate
-    price = f"; {z.layout.link} between its devices" if z.layout.link not in (None, "nvlink") else ""
+    price = f"; {z.layout.link} between its devices" if parallelism.price(z.layout) else ""
     if s.goal == "throughput":
         return f"{_speed(rated):,.0f} tokens/s estimated{price}"
     if s.goal == "edge":

@@ -20,11 +20,12 @@ def why_not_fp8(s: Situation) -> str | None:
     return None
 
 
-def wants_fp8(s: Situation) -> bool:
-    """Whether the goal takes 8-bit KV of its own accord: long conversations."""
-    return s.goal == "agent" and why_not_fp8(s) is None
+def is_native(s: Situation) -> bool:
+    """Whether the device computes with 8-bit floats; else 8-bit KV saves memory and costs time."""
+    return s.gpu_facts is not None and "fp8" in s.gpu_facts.native
 
 
 def may_take_fp8(s: Situation) -> bool:
-    """Whether 8-bit KV may be taken where nothing else lets a request fit. Latency keeps the model's type."""
-    return s.goal in ("throughput", "edge") and why_not_fp8(s) is None
+    """Whether 8-bit KV may be taken where the model's own type holds too little: for agents their
+    conversations, else one request. Latency keeps the model's type."""
+    return s.goal != "latency" and s.is_free("kv_cache_dtype") and why_not_fp8(s) is None

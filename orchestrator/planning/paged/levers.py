@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from orchestrator.plan import Decision, Rejected
 from orchestrator.planning.paged import table
-from orchestrator.planning.paged.kv_type import why_not_fp8
+from orchestrator.planning.paged.kv_type import is_native, why_not_fp8
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import GIB, Situation
 from orchestrator.planning.paged.sizing import Sizing
@@ -50,15 +50,18 @@ def kv_type(s: Situation, chosen: str) -> Decision:
     if not s.is_free("kv_cache_dtype"):
         given = s.given("kv_cache_dtype")
         return s.as_given("kv_cache_dtype", lossless=given in ("auto", s.card.dtype))
-    lossy = Rejected("fp8", why_not_fp8(s) or "changes answers, and contexts are short")
+    why = why_not_fp8(s) or "changes answers, and contexts are short"
+    if s.goal == "agent" and why_not_fp8(s) is None:
+        why = "changes answers, and the model's own type holds every conversation whole"
     if chosen == "auto":
         rule = "lossless" if s.lossless and s.goal == "agent" else "kv_of_the_model"
-        return Decision("auto", "the model's own type", rule, rejected=(lossy,))
+        return Decision("auto", "the model's own type", rule, rejected=(Rejected("fp8", why),))
     own = Rejected("auto", "holds half the tokens; --set lossless=true takes it")
+    price = "" if is_native(s) else "; these cards unpack it, which costs time"
     if s.goal == "agent":
-        reason = "twice the conversation in the same memory, and half the bytes to read for each token"
+        reason = f"twice the conversation in the same memory: the pool would cut it short{price}"
         return Decision(chosen, reason, "agent_kv_quantized", lossless=False, rejected=(own,))
-    reason = "only so one request of the workload fits"
+    reason = f"only so one request of the workload fits{price}"
     return Decision(chosen, reason, "memory_fit", lossless=False, rejected=(own,))
 
 
@@ -214,11 +217,11 @@ def kv_offload(s: Situation, z: Sizing) -> Decision:
         return Decision(0, f"this version has no {flags[0]}", "no_offload")
     if s.card.hybrid is not None:
         return Decision(0, "a hybrid's state is not offloaded", "no_offload")
-    most = z.kv_bytes * z.layout.world * 2
-    value = min(s.host_budget // 2, most) // GIB * GIB
+    most = z.kv_bytes * z.layout.world
+    value = min(s.host_budget // 4, most) // GIB * GIB
     if value < GIB:
         return Decision(0, f"{size(s.host_budget)} of host memory leave no room for it", "no_offload")
-    reason = "half of the free host memory, twice the KV at most: what agents that wait will need again"
+    reason = "a quarter of the free host memory, as much as the pool at most: what waiting agents need again"
     return Decision(
         value, reason, "agent_offload", rejected=(Rejected(0, "their next turn would be computed anew"),)
     )
@@ -254,8 +257,10 @@ def async_scheduling(s: Situation, speculative: object, z: Sizing) -> Decision:
         return Decision(
             False, "off by default before 0.16, and not yet safe with everything", "engine_default"
         )
-    if method in ("ngram", "suffix") or z.layout.pipeline > 1:
-        why = f"{method} guesses on the CPU" if method else "pipeline stages"
+    # from 0.32 the second model runner looks n-grams up on the GPU
+    on_cpu = method == "suffix" or (method == "ngram" and s.version < (0, 32))
+    if on_cpu or z.layout.pipeline > 1:
+        why = f"{method} guesses on the CPU" if on_cpu else "pipeline stages"
         return Decision(False, f"{why}: the engine cannot prepare the next step ahead", "engine_turns_it_off")
     return Decision(True, "the engine's own default: the CPU's work hides behind the GPU's", "engine_default")
 

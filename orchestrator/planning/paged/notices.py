@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from orchestrator.model_families.versions import at_least
 from orchestrator.plan import Plan
+from orchestrator.planning.paged import parallelism
 from orchestrator.planning.paged.choose import Chosen
 from orchestrator.planning.paged.situation import Situation
 from orchestrator.planning.paged.sizing import Sizing
@@ -88,12 +89,9 @@ def _devices(s: Situation, z: Sizing) -> list[str]:
     for x in s.usable.left_out:
         reasons[x.why] = reasons.get(x.why, 0) + 1
     out += [f"{count(n, 'GPU')} left out: {why}" for why, n in reasons.items()]
-    idle = len(s.gpus) * s.inputs.machine.nodes - z.layout.world
-    if s.gpus and idle > 0 and s.goal != "edge":
-        out.append(f"{count(idle, 'GPU')} stay free: the layout takes {z.layout.world}")
-    if z.layout.tensor > 1 and z.layout.link not in (None, "nvlink"):
-        shared = f"{z.layout.tensor} devices share each layer over {z.layout.link}"
-        out.append(f"{shared}: every token waits for that link twice a layer")
+    idle = parallelism.idle_reason(s.card, s.usable, z.layout, s.kind, s.version_text)
+    if idle is not None and s.goal != "edge":
+        out.append(idle)
     if s.gpu is not None and s.gpu.vendor == "amd":
         out.append("AMD devices are planned from a machine file: nothing here measured them")
     return out

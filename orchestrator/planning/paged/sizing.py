@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from orchestrator.planning.paged import latency, table
 from orchestrator.planning.paged.budget import Budget, budget, sglang_defaults, visible_bytes
 from orchestrator.planning.paged.kv_cache import KvCache, kv_cache
-from orchestrator.planning.paged.kv_type import may_take_fp8, wants_fp8
+from orchestrator.planning.paged.kv_type import may_take_fp8
 from orchestrator.planning.paged.latency import Estimate
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import GIB, MIB, Situation, stepped
@@ -106,7 +106,7 @@ def wished_context(s: Situation) -> int:
 def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
     """What the goal would take on a layout if memory were no question."""
     row, w = table.row(s.goal), s.profile.workload
-    kv_dtype = s.given("kv_cache_dtype") or ("fp8" if wants_fp8(s) else "auto")
+    kv_dtype = s.given("kv_cache_dtype") or "auto"
     copies = layout.data * layout.attention_data
     seqs = s.given("max_num_seqs")
     if seqs is None:
@@ -176,6 +176,10 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
     """The largest sizing on the goal's ladder that fits on a layout, or the smallest, which does not."""
     first = wish(s, layout, cost.tokens if cost is not None else 0)
     sizing = _settled(s, layout, first, cost)
+    if s.goal == "agent" and may_take_fp8(s) and _holds_too_little(sizing, first):
+        halved = _settled(s, layout, replace(first, kv_dtype="fp8"), cost)
+        if halved.fits:
+            return halved
     if sizing.fits:
         return sizing
     for smaller in _rungs(s, first):
@@ -183,6 +187,11 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
         if attempt.fits:
             return attempt
     return sizing
+
+
+def _holds_too_little(z: Sizing, wished: Wish) -> bool:
+    """Whether conversations are shorter, or fewer, than wished because of the pool."""
+    return z.max_model_len < wished.max_model_len or z.max_num_seqs < wished.max_num_seqs
 
 
 def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
@@ -198,7 +207,7 @@ def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
     ):
         w = replace(w, max_num_batched_tokens=w.max_num_batched_tokens // 2)
         yield w
-    if s.is_free("kv_cache_dtype") and w.kv_dtype == "auto" and may_take_fp8(s):
+    if w.kv_dtype == "auto" and may_take_fp8(s):
         w = replace(w, kv_dtype="fp8")
         yield w
     if s.is_free("max_num_seqs") and w.max_num_seqs > 8:
