@@ -285,7 +285,7 @@ def test_a_bad_variable_of_the_user_does_not_spoil_the_question(tmp_path: Path) 
 
 
 PACKAGE = {
-    "vllm/__init__.py": "__version__ = '0.99.0'\nprint('noise on stdout')\n",
+    "vllm/__init__.py": "import os\n__version__ = '0.99.0'\nos.write(1, b'noise')\n",
     "vllm/platforms/__init__.py": "class P:\n    device_type = 'cpu'\n    def is_cpu(self): return True\n"
     "current_platform = P()\n",
     "vllm/utils/__init__.py": "import argparse\n"
