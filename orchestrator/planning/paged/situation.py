@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,18 @@ class Situation(Common):
         if self.family is None:
             return Requirements()
         generation = gpu_generation(self.gpu)
-        return self.family.requirements(self.kind, self.version_text, generation, tools=self.goal == "agent")
+        told = self.family.requirements(self.kind, self.version_text, generation, tools=self.goal == "agent")
+        return self._listed(told)
+
+    def _listed(self, told: Requirements) -> Requirements:
+        """Without the flags that this installation does not have: they were published for newer ones."""
+        from orchestrator.model_families.arguments import Arguments, without
+
+        absent = [f for f in told.flags if f.startswith("--") and f not in self.has_flag]
+        if not absent:
+            return told
+        kept = without(Arguments(flags=told.flags), absent)
+        return replace(told, flags=kept.flags, left_out=(*told.left_out, *kept.left_out))
 
     def given(self, lever: str) -> Any:
         """The value that somebody wrote for a lever, else what the model's family needs; None where the
