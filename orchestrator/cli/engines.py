@@ -43,16 +43,21 @@ def _entries(incomplete: str) -> list[str]:
 
 @engines.command("list", epilog="Example: llmserve engines list")
 def list_engines(json_output: Json = False) -> None:
-    """List the engines that were found, best first; what is there and cannot be used says why."""
+    """List the engines that were found, best first; what is there and cannot be used says why.
+
+    Those that are not here and can be planned for, with the flags llmserve knows of them, are `captured`.
+    """
     from orchestrator.cli import output
 
-    found = _found()
+    with _asking():
+        found = _found()
+    shown = [*found, *_captured(found)]
     if json_output:
-        output.emit({"engines": [_row(i) for i in found]})
+        output.emit({"engines": [_row(i) for i in shown]})
         return
-    if found:
-        output.console().print(_table(found))
-    else:
+    if shown:
+        output.console().print(_table(shown))
+    if not found:
         output.console().print("no engine is installed here", soft_wrap=True)
     notes = output.notes()
     for i in found:
@@ -74,15 +79,18 @@ def probe(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Ask an installed engine again for its version and flags."""
-    from orchestrator import folders
+    """Ask an installed engine again for its version and flags.
+
+    One that is not installed is shown by what llmserve knows of it: by its kind, or as KIND@VERSION.
+    """
     from orchestrator.cli import output
     from orchestrator.errors import not_found, refused
 
-    for kept in (folders.cache_dir() / "probes").glob("*.json"):
-        kept.unlink(missing_ok=True)
-    found = _found()
+    with _asking():
+        found = _asked_again(name)
     chosen = [i for i in found if name in (None, i.name)]
+    if not chosen and name is not None:
+        chosen = _captured_as(name)
     if not chosen and name is not None:
         names = ", ".join(i.name for i in found) or "none"
         raise not_found(
@@ -156,7 +164,8 @@ def install(
     con.print(f"  {escape(str(e.folder))}", soft_wrap=True)
     if done.note:
         con.print(f"  note: {escape(done.note)}", soft_wrap=True)
-    con.print(f"next: llmserve launch --goal throughput --engine {escape(e.name)} --model …", soft_wrap=True)
+    goal = "edge" if e.kind == "llamacpp" else "throughput"
+    con.print(f"next: llmserve launch --goal {goal} --engine {escape(e.name)} --model …", soft_wrap=True)
 
 
 @engines.command(epilog="Example: llmserve engines remove vllm-0.33.0")
@@ -218,6 +227,61 @@ def _progress() -> Iterator[Progress]:
         yield lambda what, seconds: spinner.update(f"{escape(what)}  {seconds:.0f} s")
 
 
+def _asked_again(name: str | None) -> list[Installation]:
+    """As `_found`, with the engines of the named one's kind (None: all) asked anew, which may take a minute."""
+    from orchestrator import folders, settings
+
+    configured = settings.engines()
+    if name is None:
+        again = {"*"}
+    elif name in configured:
+        again = {configured[name]["kind"]}
+    else:
+        again = {i.kind for i in _found() if i.name == name}
+    for kind in again:
+        for kept in (folders.cache_dir() / "probes").glob(f"{kind}-*.json"):
+            kept.unlink(missing_ok=True)
+    return _found()
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """Says on a terminal what is waited for."""
+    from orchestrator.cli import output
+
+    con = output.notes()
+    with (
+        con.status("asking engines for their version and flags")
+        if con.is_terminal
+        else contextlib.nullcontext()
+    ):
+        yield
+
+
+def _captured(found: list[Installation]) -> list[Installation]:
+    """Kinds of which nothing usable was found and whose flags the project's data holds."""
+    from orchestrator.engine_environments import recipes
+    from orchestrator.engines import registry
+    from orchestrator.machine import measure
+
+    here = {i.kind for i in found if not i.extras.get("broken")}
+    absent = [registry.engine(k) for k in registry.kinds() if k not in here]
+    known = [e for e in absent if e.captured_versions()]
+    return [e.captured(None, recipes.device_of(measure())) for e in known]
+
+
+def _captured_as(name: str) -> list[Installation]:
+    """What the project's data holds of KIND or KIND@VERSION. Raises LlmserveError for an unknown version."""
+    from orchestrator.engine_environments import recipes
+    from orchestrator.engines import registry
+    from orchestrator.machine import measure
+
+    kind, _, version = name.partition("@")
+    if kind not in registry.kinds() or not registry.engine(kind).captured_versions():
+        return []
+    return [registry.engine(kind).captured(version or None, recipes.device_of(measure()))]
+
+
 def _found() -> list[Installation]:
     """Installations of every kind, those that cannot be used among them."""
     import os
@@ -248,7 +312,7 @@ def _table(found: list[Installation]) -> Table:
         state = f"[red]broken[/]: {escape(why.rpartition('cannot be used: ')[2])}" if why else "[green]ok[/]"
         row = _row(i)
         if row["state"] == "captured":
-            state, row["path"] = "[yellow]captured[/]", "not installed: for planning alone"
+            state, row["path"] = "[yellow]captured[/]", "not here: to plan with"
         cells = (i.name, i.kind, i.version or "-", row["device"] or "-")
         table.add_row(*map(escape, cells), state, escape(row["path"]))
     return table

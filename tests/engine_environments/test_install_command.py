@@ -124,6 +124,12 @@ def test_an_engine_is_installed_found_left_and_removed(house: House) -> None:
     again = house("install", "llamacpp", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["made"] is False
+    taken = house.refused("install", "llamacpp", "--version", "11000.0.0", "--name", NAME)
+    assert taken["code"] == "engine_exists"
+    # an entry that has gone is written again
+    (house.home / "config" / "engines.yaml").write_text("# mine\n")
+    assert house("install", "llamacpp").returncode == 0
+    assert house.entries.startswith(f"# mine\n{NAME}: {{kind: llamacpp")
 
     asked = house("remove", NAME)
     assert asked.returncode == 2
@@ -134,17 +140,6 @@ def test_an_engine_is_installed_found_left_and_removed(house: House) -> None:
     assert json.loads(gone.stdout)["environment"] == str(house.engines / NAME)
     assert house.left() == []
     assert house.entries == "# mine\n"
-
-
-def test_a_version_and_a_name_of_ones_own_stand_beside_the_first(house: House) -> None:
-    assert house("install", "llamacpp", "--version", "11000.0.0", "--name", "old").returncode == 0
-    taken = house.refused("install", "llamacpp", "--name", "old")
-    assert taken["code"] == "engine_exists"
-    assert house.left() == ["old"]
-    # an entry that has gone is written again
-    (house.home / "config" / "engines.yaml").unlink()
-    assert house("install", "llamacpp", "--version", "11000.0.0").returncode == 0
-    assert house.entries.startswith("old: {kind: llamacpp")
 
 
 def test_a_version_that_is_not_there_is_told_with_those_that_are(house: House) -> None:
