@@ -228,7 +228,7 @@ def _progress() -> Iterator[Progress]:
 
 
 def _asked_again(name: str | None) -> list[Installation]:
-    """As `_found`, with the engines of the named one's kind (None: all) asked anew, which may take a minute."""
+    """As `_found`, with the engines of the named one's kind (None: all) asked anew."""
     from orchestrator import folders, settings
 
     configured = settings.engines()
