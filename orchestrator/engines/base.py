@@ -73,6 +73,7 @@ class RenderRequest:
 
     `served_model` is the name the server answers to. `host` is the address to bind; `port` None = first free.
     `engine_args` are the user's raw extras for this engine; they are refused where the plan owns the flag.
+    `nodes` are the machines, all alike, over which one deployment is spread.
     """
 
     levers: Mapping[str, Decision]
@@ -84,6 +85,7 @@ class RenderRequest:
     engine_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     api_key_file: str | None = None
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

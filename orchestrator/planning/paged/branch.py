@@ -79,6 +79,7 @@ def _draft(s: Situation, only: Layout | None = None) -> Draft:
         port=inputs.port,
         engine_args=(*s.needs.flags, *s.profile.engine_args[s.kind]),
         env={**s.needs.env, **s.profile.env},
+        nodes=z.layout.nodes,
     )
     rendered = inputs.engine.render(request)
     unset = [n for n in WORDLESS if not s.is_free(n) and s.given(n) not in IN_EFFECT.get(n, ())]
