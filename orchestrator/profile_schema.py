@@ -32,9 +32,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Workload(_Strict):
@@ -209,6 +207,7 @@ def json_schema() -> dict[str, Any]:
     """
     schema = Profile.model_json_schema()
     _tidy(schema)
+    _describe(schema)
     schema["properties"]["levers"] |= lever_values.json_schema()
     schema["$defs"]["PairLevers"] = lever_values.pair_json_schema()
     schema["required"] = ["profile"]
@@ -216,6 +215,22 @@ def json_schema() -> dict[str, Any]:
     schema["title"] = "llmserve profile"
     schema["description"] = "A goal, what is expected, what is promised, and the levers."
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    """Each key with the sentence below its field. pydantic would read them from this file at every start."""
+    import ast
+    from pathlib import Path
+
+    for definition in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
+        if not isinstance(definition, ast.ClassDef):
+            continue
+        part = schema if definition.name == Profile.__name__ else schema["$defs"].get(definition.name)
+        for field, after in zip(definition.body, definition.body[1:], strict=False):
+            if part is None or not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                part["properties"][field.target.id]["description"] = str(after.value.value)
 
 
 def _tidy(schema: Any) -> None:

@@ -21,7 +21,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 class Config(BaseModel):
     """`config.yaml`."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     default_model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Model to serve where neither --model nor the profile names one."""

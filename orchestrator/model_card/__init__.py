@@ -21,8 +21,6 @@ def read_card(source: str, *, offline: bool = False, name: str | None = None) ->
     Raises LlmserveError (exit 3): `model_not_found`, `model_unreadable`, `model_ambiguous`, and what
     `hub.look_up` raises.
     """
-    from orchestrator.model_card import hub, reading
-
     path = Path(source).expanduser()
     try:
         known = source != "" and os.path.lexists(path)
@@ -30,6 +28,8 @@ def read_card(source: str, *, offline: bool = False, name: str | None = None) ->
         known = False
     if known:
         return _read_path(path, source, name)
+    from orchestrator.model_card import hub, reading
+
     if not hub.HUB_ID.match(source) or source.endswith(".gguf"):
         raise reading.missing(repr(source)[1:-1][:200] or "without a name")
     if offline:

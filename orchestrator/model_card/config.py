@@ -23,7 +23,7 @@ def tables() -> dict[str, Any]:
     import yaml
 
     text = (Path(__file__).parent / "config_names.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return data
 
 

@@ -73,7 +73,7 @@ def tables() -> dict[str, Any]:
     import yaml
 
     text = (Path(__file__).parent / "gguf_types.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return data
 
 

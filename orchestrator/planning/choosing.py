@@ -13,7 +13,8 @@ from orchestrator.planning.request import Choice
 SMALL_MODEL = "smollm2-135m"
 """What the edge goal serves where no model was named: small enough for any machine."""
 
-_READS = {"llamacpp": ("gguf",), "vllm": ("safetensors",), "sglang": ("safetensors",)}
+KINDS = {"gguf": ("llamacpp",), "safetensors": ("vllm", "sglang")}
+"""Kinds of engines by the format that they read."""
 
 
 def choose_model(
@@ -118,7 +119,7 @@ def choose_engine(
 def reads(i: Installation, card: ModelCard) -> bool:
     """Whether this engine loads the model's format."""
     wanted = "safetensors" if card.format == "config" else card.format
-    return wanted in _READS.get(i.kind, ())
+    return i.kind in KINDS[wanted]
 
 
 def _suits(i: Installation, gpus: bool) -> bool:

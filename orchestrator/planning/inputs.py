@@ -83,12 +83,23 @@ def gather(
     found = model_store.resolve(chosen.value, progress=progress)
     if machine is None:
         machine = load(str(machine_file)) if machine_file is not None else measure()
-    installations = installed(p.engine, os.environ)
+    kinds = _kinds(found.card, p.engine)
+    installations = installed(p.engine, os.environ, kinds)
     if found.card.format != "gguf" or p.engine.partition("@")[0] != "auto":
         installations += captured(p.engine, installations, machine)
-    choice = choose_engine(
-        found.card, installations, asked=p.engine, gpus=bool(machine.gpus), launching=launching
-    )
+    try:
+        choice = choose_engine(
+            found.card, installations, asked=p.engine, gpus=bool(machine.gpus), launching=launching
+        )
+    except LlmserveError:
+        if kinds is None:
+            raise
+        # what is here and cannot serve it belongs into the answer
+        every = installed(p.engine, os.environ)
+        choice = choose_engine(
+            found.card, every, asked=p.engine, gpus=bool(machine.gpus), launching=launching
+        )
+        installations = every
     installation = next(i for i in installations if i.name == choice.value)
     return PlanInputs(
         resolved=resolved,
@@ -118,9 +129,20 @@ def is_address(host: str) -> bool:
     return True
 
 
-def installed(asked: str, env: Mapping[str, str]) -> list[Installation]:
-    """Every installation of every kind, best first; a broken entry of engines.yaml matters only where it is
-    the one that is asked for, or where nothing else is left.
+def _kinds(card: ModelCard, asked: str) -> tuple[str, ...] | None:
+    """Kinds of engines that come into question; None for all: asking each takes time."""
+    from orchestrator import settings
+    from orchestrator.planning.choosing import KINDS
+
+    if asked == "auto":
+        return KINDS["gguf" if card.format == "gguf" else "safetensors"]
+    entry = settings.engines().get(asked)
+    return (entry["kind"],) if entry is not None else None
+
+
+def installed(asked: str, env: Mapping[str, str], kinds: Sequence[str] | None = None) -> list[Installation]:
+    """Every installation of every kind (or of `kinds`), best first; a broken entry of engines.yaml matters
+    only where it is the one that is asked for, or where nothing else is left.
 
     Raises LlmserveError then.
     """
@@ -130,12 +152,17 @@ def installed(asked: str, env: Mapping[str, str]) -> list[Installation]:
     configured = settings.engines()
     found: list[Installation] = []
     broken: list[LlmserveError] = []
-    for kind in registry.kinds():
+    for kind in kinds if kinds is not None else registry.kinds():
         engine = registry.engine(kind)
+        entries = {name: entry for name, entry in configured.items() if entry["kind"] == kind}
+        try:
+            found += engine.installations(entries, env)
+            continue
+        except LlmserveError:
+            pass
+        # one of them is broken: which, and does it matter?
         good: dict[str, dict[str, Any]] = {}
-        for name, entry in configured.items():
-            if entry["kind"] != kind:
-                continue
+        for name, entry in entries.items():
             try:
                 engine.installations({name: entry}, {**env, "PATH": "", "LLAMA_SERVER": ""})
                 good[name] = entry
@@ -156,19 +183,22 @@ def captured(asked: str, there: Sequence[Installation], machine: Machine) -> lis
     Raises LlmserveError (exit 5) where a version that was asked for is not known.
     """
     from orchestrator.engines import registry
+    from orchestrator.planning.choosing import KINDS
 
     device = "cpu" if not machine.gpus else "rocm" if machine.gpus[0].vendor == "amd" else "cuda"
     kind, _, version = asked.partition("@")
-    known = [k for k in registry.kinds() if registry.engine(k).captured_versions()]
-    if version and kind in known:
-        return [replace(registry.engine(kind).captured(version, device), name=asked)]
-    names = {i.name for i in there}
-    suited = {
-        i.kind
-        for i in there
-        if not i.extras.get("broken") and (i.extras.get("device") == "cpu") == (device == "cpu")
-    }
-    return [registry.engine(k).captured(None, device) for k in known if k not in suited and k not in names]
+    if kind in KINDS["safetensors"]:
+        if version:
+            return [replace(registry.engine(kind).captured(version, device), name=asked)]
+        here = any(i.name == asked for i in there)
+        return [] if here else [registry.engine(kind).captured(None, device)]
+    suited = any(
+        (i.extras.get("device") == "cpu") == (device == "cpu") for i in there if i.kind != "llamacpp"
+    )
+    # the first kind stands for both: reading a table takes time
+    return (
+        [] if asked != "auto" or suited else [registry.engine(KINDS["safetensors"][0]).captured(None, device)]
+    )
 
 
 def deployment_name(goal: str, model: str) -> str:

@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     file = tmp_path / "shelf.yaml"
     file.write_text(MACHINE)
     monkeypatch.setenv("LLMSERVE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(inputs, "installed", lambda asked, env: [SERVER, EMBEDDED])
+    monkeypatch.setattr(inputs, "installed", lambda asked, env, kinds=None: [SERVER, EMBEDDED])
 
     def resolve(name: str, **_: Any) -> ResolvedModel:
         return ResolvedModel(name, name, "/models/small.gguf", card(name=name, source=name))

@@ -1,4 +1,7 @@
-"""SGLang behind the engine contract: each method's work is in the module of its name."""
+"""SGLang behind the engine contract: each method's work is in the module of its name.
+
+Modules are imported where they are used: a plan needs no log signatures, a supervisor no flag tables.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from orchestrator.engines.base import (
     RenderRequest,
     StopRecipe,
 )
-from orchestrator.engines.sglang import captured, checks, facts, failures, health, probe, render, stop
-from orchestrator.engines.sglang.stock import stock
 from orchestrator.plan import Plan, Violation
 
 if TYPE_CHECKING:
@@ -29,66 +30,102 @@ if TYPE_CHECKING:
 class Sglang:
     """Stateless; see `engines.base.Engine` for what each method promises."""
 
-    kind = captured.KIND
+    kind = "sglang"
     formats: tuple[str, ...] = ("safetensors",)
+    shared_memory: tuple[str, ...] = (
+        "sglang_loads_*.shm", "sgl_shm_*", "multi_tokenizer_args_*", "psm_*", "sem.mp-*", "nccl-*",
+    )  # fmt: skip
 
     def stock(self, lever: str, installation: Installation, gpu: Gpu | None = None) -> Any:
+        from orchestrator.engines.sglang.stock import stock
+
         return stock(lever, installation, gpu=gpu)
 
     def captured_versions(self) -> tuple[str, ...]:
+        from orchestrator.engines.sglang import captured
+
         return captured.versions()
 
     def captured(self, version: str | None, device: str) -> Installation:
+        from orchestrator.engines.sglang import captured
+
         return captured.captured(version, device)
 
     def render(self, request: RenderRequest) -> Rendered:
+        from orchestrator.engines.sglang import render
+
         return render.render(request)
 
     def check(self, plan: Plan, installation: Installation) -> list[Violation]:
+        from orchestrator.engines.sglang import checks
+
         return checks.check(plan, installation)
 
     def warnings(self, plan: Plan, installation: Installation) -> list[str]:
+        from orchestrator.engines.sglang import checks
+
         return checks.warnings(plan, installation)
 
     def phase(self, log: str) -> str:
+        from orchestrator.engines.sglang import failures
+
         return failures.phase(log)
 
     def fatal_line(self, log: str) -> str | None:
+        from orchestrator.engines.sglang import failures
+
         return failures.fatal_line(log)
 
     def log_facts(self, log: str) -> dict[str, Any]:
+        from orchestrator.engines.sglang import facts
+
         return facts.log_facts(log)
 
     def compare(self, plan: Plan, facts: Mapping[str, Any]) -> list[FactCheck]:
-        return _compare(plan, facts)
+        from orchestrator.engines.sglang.facts import compare
+
+        return compare(plan, facts)
 
     def classify(self, log: str, exit: Exit) -> Failure:
+        from orchestrator.engines.sglang import failures
+
         return failures.classify(log, exit)
 
     def stop_recipe(self) -> StopRecipe:
+        from orchestrator.engines.sglang import stop
+
         return stop.RECIPE
 
     def installations(
         self, configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
     ) -> list[Installation]:
+        from orchestrator.engines.sglang import probe
+
         return probe.installations(configured, env)
 
     def survey(
         self, configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
     ) -> list[Installation]:
+        from orchestrator.engines.sglang import probe
+
         return probe.survey(configured, env)
 
     async def health(self, client: httpx.AsyncClient, base_url: str) -> Health:
+        from orchestrator.engines.sglang import health
+
         return await health.health(client, base_url)
 
     async def prove(self, client: httpx.AsyncClient, base_url: str, served_model: str) -> str:
+        from orchestrator.engines.sglang import health
+
         return await health.prove(client, base_url, served_model)
 
     async def progress(self, client: httpx.AsyncClient, base_url: str) -> Progress | None:
+        from orchestrator.engines.sglang import health
+
         return await health.progress(client, base_url)
 
     async def facts(self, client: httpx.AsyncClient, base_url: str) -> dict[str, Any]:
+        from orchestrator.engines.sglang import facts
+
         return await facts.facts(client, base_url)
-
-
-_compare = facts.compare

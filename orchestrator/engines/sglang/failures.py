@@ -186,7 +186,7 @@ def _signatures() -> _Signatures:
     import yaml
 
     text = (Path(__file__).parent / "failures.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
+    data = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
     def outcome(row: Mapping[str, Any]) -> _Outcome:
         return _Outcome(row["message"], row["remedy"], row["retry"])

@@ -21,7 +21,7 @@ def _table() -> dict[str, dict[str, Any]]:
     import yaml
 
     text = (Path(__file__).parent / "goals.yaml").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    table: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return table
 
 

@@ -211,7 +211,10 @@ def _capabilities() -> dict[str, int]:
     import yaml
 
     text = (Path(__file__).parent / "quantizations.yaml").read_text(encoding="utf-8")
-    return {str(name): int(least) for name, least in yaml.safe_load(text).items()}
+    return {
+        str(name): int(least)
+        for name, least in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items()
+    }
 
 
 def _at_least_one(value: int | None) -> int:

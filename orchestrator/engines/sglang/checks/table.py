@@ -68,7 +68,7 @@ def rules(name: str) -> tuple[Rule, ...]:
     import yaml
 
     text = (Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
-    made = tuple(_rule(row) for row in yaml.safe_load(text))
+    made = tuple(_rule(row) for row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     for rule in made:
         for condition in rule.when + rule.unless:
             if _CONDITION.fullmatch(condition) is None:

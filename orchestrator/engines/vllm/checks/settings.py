@@ -190,5 +190,8 @@ def rules() -> dict[str, Any]:
     """`rules.yaml`, read once."""
     import yaml
 
-    data: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "rules.yaml").read_text(encoding="utf-8"))
+    data: dict[str, Any] = yaml.load(
+        (Path(__file__).parent / "rules.yaml").read_text(encoding="utf-8"),
+        getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+    )
     return data
