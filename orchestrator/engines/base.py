@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from orchestrator.plan import Decision, Plan, ProcessPlan, Violation
@@ -37,7 +38,7 @@ class Flag:
     nargs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Installation:
     """An engine that can be started: `argv` is its prefix (program, or interpreter and module).
 
@@ -56,9 +57,14 @@ class Installation:
     extras: dict[str, Any] = field(default_factory=dict)
     captured: bool = False
 
+    @cached_property
+    def by_spelling(self) -> Mapping[str, Flag]:
+        """Every spelling there is, with its flag; the first where two flags share one."""
+        return {s: f for f in reversed(self.flags) for s in f.spellings}
+
     def flag(self, spelling: str) -> Flag | None:
         """The flag with this spelling (dashes included), or None."""
-        return next((f for f in self.flags if spelling in f.spellings), None)
+        return self.by_spelling.get(spelling)
 
     def nearest(self, spelling: str) -> str | None:
         """The known spelling closest to an unknown one, or None where nothing is near."""
@@ -172,6 +178,8 @@ class Engine(Protocol):
     kind: str
     formats: tuple[str, ...]
     """Model formats it loads, best first ("gguf", "safetensors")."""
+    shared_memory: tuple[str, ...]
+    """What it leaves below /dev/shm where it is killed, or always: glob patterns of names."""
 
     # deciding
     def stock(self, lever: str, installation: Installation, gpu: Gpu | None = None) -> Any:

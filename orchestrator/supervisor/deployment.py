@@ -18,7 +18,7 @@ import httpx
 from orchestrator.engines.base import Engine, Exit, FactCheck, Failure
 from orchestrator.engines.registry import engine as engine_of
 from orchestrator.plan import Plan
-from orchestrator.supervisor import failures, ports, process, readiness, status, stopping
+from orchestrator.supervisor import failures, ports, process, readiness, shared_memory, status, stopping
 from orchestrator.supervisor import lifecycle as lc
 from orchestrator.supervisor.health import Judge, LivenessSettings
 from orchestrator.supervisor.restart import RestartSettings
@@ -336,6 +336,10 @@ class Deployment:
         self._ending = ending
         if ending.leftovers:
             self._note("leftovers_killed", leftovers=list(ending.leftovers))
+        if not ending.survivors:
+            swept = await asyncio.to_thread(shared_memory.sweep, self.engine.shared_memory, run.started_at)
+            if swept:
+                self._note("shared_memory_removed", names=list(swept))
         await self._port_closed()
         self.post(lc.TreeEmpty(await asyncio.to_thread(self._classify, run, ending)))
 

@@ -32,6 +32,7 @@ class LlamaCpp:
 
     kind = probe.KIND
     formats: tuple[str, ...] = ("gguf",)
+    shared_memory: tuple[str, ...] = ()
 
     def stock(self, lever: str, installation: Installation, gpu: Gpu | None = None) -> Any:
         return stock(lever, installation)
