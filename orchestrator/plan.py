@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -176,11 +177,27 @@ def bind(
     )
 
 
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    """JSON types only: dataclasses as their fields, keys as text, sequences as lists."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {key if type(key) is str else str(key): _plain(v) for key, v in value.items()}
+    if kind is tuple or kind is list:
+        return [_plain(v) for v in value]
+    if dataclasses.is_dataclass(kind):
+        return {name: _plain(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (tuple, list, set, frozenset)):
         return [_plain(v) for v in value]
     return value
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.engines.base import Flag
 from orchestrator.model_card.card import ModelCard
 from orchestrator.plan import Decision, Rejected
 from orchestrator.planning.request import PlanInputs
@@ -69,6 +71,7 @@ class Situation:
             self.given(lever), f"set by {who}", "user" if by_user else "profile", lossless, rejected=rejected
         )
 
-    @cached_property
-    def has_flag(self) -> frozenset[str]:
-        return frozenset(s for f in self.inputs.installation.flags for s in f.spellings)
+    @property
+    def has_flag(self) -> Mapping[str, Flag]:
+        """Every spelling of a flag that the installation lists."""
+        return self.inputs.installation.by_spelling

@@ -109,17 +109,20 @@ class Situation(Common):
         kept = without(Arguments(flags=told.flags), absent)
         return replace(told, flags=kept.flags, left_out=(*told.left_out, *kept.left_out))
 
-    def given(self, lever: str) -> Any:
-        """The value that somebody wrote for a lever, else what the model's family needs; None where the
-        planner decides."""
-        value = self.profile.levers.get(lever, AUTO)
-        if self._is_needed(lever):
-            return self.needs.levers[lever]
-        return None if value == AUTO else value
+    @cached_property
+    def _levers(self) -> dict[str, Any]:
+        """What is not left to the planner: a family's needs go before a profile's default, what a person set
+        goes before both."""
+        out = {name: value for name, value in self.profile.levers.items() if value != AUTO}
+        return out | {n: v for n, v in self.needs.levers.items() if self._is_needed(n)}
 
     def _is_needed(self, lever: str) -> bool:
-        """Whether the family's need goes before a profile's default; what a person set goes before both."""
         return lever in self.needs.levers and not self.inputs.resolved.user_set(lever)
+
+    def given(self, lever: str) -> Any:
+        """The value that somebody wrote for a lever, or that the model's family needs; None where the planner
+        decides."""
+        return self._levers.get(lever)
 
     def as_given(self, lever: str, *, lossless: bool = True, rejected: tuple[Rejected, ...] = ()) -> Decision:
         """The decision of a lever that somebody set, or that the family needs: kept exactly."""
