@@ -30,8 +30,9 @@ MACHINES = (
 
 @cache
 def configs() -> Mapping[str, dict[str, Any]]:
-    """Published config.json files by the model's name."""
-    rows = (json.loads(line) for line in (HERE / "model_configs.jsonl").read_text().splitlines())
+    """Published config.json files by the model's name, those of tests/model_card among them."""
+    files = (HERE.parent / "model_card" / "configs.jsonl", HERE / "model_configs.jsonl")
+    rows = (json.loads(line) for file in files for line in file.read_text().splitlines())
     return {row["model"]: row["config"] for row in rows}
 
 

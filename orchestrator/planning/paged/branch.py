@@ -151,6 +151,7 @@ def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     optional = {
         "performance_mode": levers.performance_mode(s),
         "shutdown_timeout_s": levers.shutdown(s),
+        "distributed_executor_backend": levers.executor(s, z),
         "threads": levers.threads(s),
         "tool_call_parser": levers.parser(s, "tool_call_parser"),
         "reasoning_parser": levers.parser(s, "reasoning_parser"),

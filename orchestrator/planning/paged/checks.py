@@ -21,6 +21,7 @@ def own(s: Situation, chosen: Chosen) -> list[Finding]:
         *_installed(s),
         *_devices(s),
         *_layout(s, chosen),
+        *_nodes(s, chosen.sizing.layout),
         *_context(s),
         *_consent(s),
         *_weights(s),
@@ -102,6 +103,16 @@ def _layout(s: Situation, chosen: Chosen) -> Iterator[Finding]:
     layout = _asked(s, chosen.sizing.layout)
     for x in parallelism.illegal(s.card, layout, s.kind, s.version_text, s.inputs.machine):
         yield Finding(x.code, x.message, change=x.change)
+
+
+def _nodes(s: Situation, layout: Layout) -> Iterator[Finding]:
+    if layout.nodes > 1 and s.inputs.launching:
+        yield Finding(
+            "more_than_one_node",
+            f"the layout takes {layout.nodes} nodes, and llmserve supervises one machine",
+            "copy the commands that `llmserve plan` shows to the nodes, or plan for one of them; clusters come "
+            "by export in a later version",
+        )
 
 
 def _asked(s: Situation, taken: Layout) -> Layout:

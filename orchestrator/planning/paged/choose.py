@@ -14,6 +14,9 @@ from orchestrator.planning.words import size
 NEAR = 1.1
 """Within this factor of the best the layout with fewer devices is taken."""
 
+NEAR_THROUGHPUT = 1.05
+"""Within this factor of the most tokens fewer stages are taken, then fewer devices."""
+
 SATURATION = 256
 """Requests at once, per copy, at which layouts are compared for throughput: where vLLM's own default lay."""
 
@@ -111,8 +114,8 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
         return fewest, "the fewest devices that hold it: the lowest cost", "edge_fewest_devices"
     if s.goal == "throughput":
         most = max(_speed(z) for z in rated)
-        near = [z for z in rated if _speed(z) * 1.02 >= most]
-        best = min(near, key=lambda z: (z.layout.world, z.layout.pipeline, z.layout.tensor))
+        near = [z for z in rated if _speed(z) * NEAR_THROUGHPUT >= most]
+        best = min(near, key=lambda z: (z.layout.pipeline, z.layout.world, z.layout.tensor))
         reason = f"the most tokens with all of it full, {_speed(best):,.0f} tokens/s estimated"
         return best, reason, "throughput_most_tokens"
     if s.goal == "agent":

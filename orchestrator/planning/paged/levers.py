@@ -11,7 +11,7 @@ from orchestrator.planning.paged import table
 from orchestrator.planning.paged.kv_type import is_native, why_not_fp8
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import GIB, Situation
-from orchestrator.planning.paged.sizing import Sizing
+from orchestrator.planning.paged.sizing import Sizing, goal_batch
 from orchestrator.planning.words import count, size
 
 BF16_CAPABILITY = 8.0
@@ -117,6 +117,8 @@ def seqs(s: Situation, z: Sizing) -> Decision:
     if not s.is_free("max_num_seqs"):
         return s.as_given("max_num_seqs")
     w, value = s.profile.workload, z.max_num_seqs
+    if not z.fits:
+        return Decision(value, "what the goal would take if the model fitted", "nothing_fits")
     pool = f"KV holds {z.tokens} tokens" if z.tokens is not None else "the KV pool's size is not known"
     if s.goal == "throughput":
         reason = f"{pool}, a request of the workload takes {s.request_tokens}: as many as that holds"
@@ -152,14 +154,13 @@ def batch(s: Situation, z: Sizing) -> Decision:
         "agent": "between: first prompts are long, and other agents wait for tokens",
         "edge": "small steps need the least working memory",
     }
-    rule = f"{s.goal}_batch"
-    if value > table.row(s.goal)["batch"]:
+    rule, wished = f"{s.goal}_batch", goal_batch(s)
+    if value > wished:
         return Decision(value, f"{reasons[s.goal]}; as many as requests at once need", "batch_floor")
-    if value < table.row(s.goal)["batch"]:
-        wished = Rejected(table.row(s.goal)["batch"], "its working memory leaves too little KV")
-        return Decision(
-            value, f"{reasons[s.goal]}; smaller to leave memory to KV", "memory_fit", rejected=(wished,)
-        )
+    if value < wished:
+        large = Rejected(wished, "its working memory leaves too little KV")
+        reason = f"{reasons[s.goal]}; smaller to leave memory to KV"
+        return Decision(value, reason, "memory_fit", rejected=(large,))
     return Decision(value, reasons[s.goal], rule)
 
 
@@ -341,6 +342,18 @@ def parser(s: Situation, lever: str) -> Decision | None:
             None, f"{s.family.name} has no {what} parser on {s.kind} that is known", "family_parser"
         )
     return Decision(name, f"{s.family.name} writes {what} in this form", "family_parser")
+
+
+def executor(s: Situation, z: Sizing) -> Decision | None:
+    """Who starts the ranks, where that is not the engine's own business; None where it is."""
+    if not s.is_free("distributed_executor_backend"):
+        return s.as_given("distributed_executor_backend")
+    if z.layout.nodes == 1 or s.kind != "vllm":
+        return None
+    nodes = z.layout.nodes
+    reason = f"starts the ranks of all {nodes} nodes from one command, once `ray start` joined the nodes"
+    other = Rejected("mp", "starts processes of one machine, and needs a command of its own on every other")
+    return Decision("ray", reason, "ranks_on_several_nodes", rejected=(other,))
 
 
 def trust_remote_code(s: Situation) -> Decision:

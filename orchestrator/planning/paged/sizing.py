@@ -114,9 +114,7 @@ def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
         seqs = min(seqs, row["most_seqs"])
     batch, objective = s.given("max_num_batched_tokens"), False
     if batch is None:
-        batch = row["batch"]
-        if s.goal == "throughput" and s.gpu is not None and s.gpu.memory_bytes >= 160 * GIB:
-            batch = row["most_batch"]
+        batch = goal_batch(s)
         if s.on_cpu:
             batch = min(batch, 2048)
         elif s.kind == "sglang" and s.gpu is not None:
@@ -139,6 +137,15 @@ def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
         speculative_tokens=speculative_tokens,
         batch_by_itl=objective,
     )
+
+
+def goal_batch(s: Situation) -> int:
+    """Tokens of a step that the goal takes by table, for throughput by the size of the cards."""
+    row = table.row(s.goal)
+    if s.goal != "throughput" or s.gpu is None:
+        return int(row["batch"])
+    size = s.gpu.memory_bytes
+    return int(row["most_batch" if size >= 160 * GIB else "batch" if size >= 70 * GIB else "small_batch"])
 
 
 def _batch_by_itl(s: Situation, layout: Layout, kv_dtype: str) -> int | None:
@@ -221,7 +228,7 @@ def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
 def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
     """A wish with the context and the requests at once that its KV pool holds."""
     z = measured(s, layout, w, cost)
-    if z.tokens is None:
+    if z.tokens is None or z.kv_bytes <= 0:
         return z
     copies = max(1, z.copies)
     length = w.max_model_len
