@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,27 @@ def test_any_text_is_classified(log: str, number: int) -> None:
     failure = classify(log, Exit(signal=number) if number else Exit(code=1))
     assert failure.failure_class
     assert phase(log) in ("fetch", "load", "compile", "warm-up")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A" * 300_000,
+        "(" * 300_000,
+        "a.b" * 100_000,
+        "Capturing CUDA graphs: 10%\n" * 20_000,
+        "ERROR x\n" * 50_000,
+    ],
+    ids=["letters", "brackets", "dots", "graphs", "errors"],
+)
+def test_no_text_is_read_for_long(text: str) -> None:
+    began = time.process_time()
+    classify(text, Exit(code=1))
+    assert time.process_time() - began < 5
+
+
+def test_memory_that_runs_out_while_graphs_are_recorded_is_told_apart() -> None:
+    spent = f"{CORE}torch.OutOfMemoryError: CUDA out of memory.\n"
+    recording = "(Worker) Capturing CUDA graphs (mixed prefill-decode): 40%\n"
+    assert classify(START + recording + spent, Exit(code=1)).failure_class == "graph_memory"
+    assert classify(START + spent + recording, Exit(code=1)).failure_class == "out_of_memory"

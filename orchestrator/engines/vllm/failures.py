@@ -49,9 +49,10 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """One row. `at_start` is what holds where the server never became ready."""
+    """One row. `at_start` is what holds where the server never became ready; `after` must stand before it."""
 
     pattern: re.Pattern[str]
+    after: re.Pattern[str] | None
     failure_class: str
     outcome: _Outcome
     at_start: _Outcome
@@ -87,6 +88,7 @@ def classify(log: str, exit: Exit) -> Failure:
             (text.rfind("\n", 0, m.start()), i, m)
             for i, s in enumerate(group)
             if (m := s.pattern.search(text)) is not None
+            and (s.after is None or s.after.search(text, 0, m.start()) is not None)
         ]
         if hits:
             _, index, match = min(hits, key=lambda hit: hit[:2])
@@ -174,14 +176,15 @@ def _signatures() -> _Signatures:
     import yaml
 
     text = (Path(__file__).parent / "failures.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
+    data = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
     def outcome(row: Mapping[str, Any]) -> _Outcome:
         return _Outcome(row["message"], row["remedy"], row["retry"])
 
     def signature(row: dict[str, Any]) -> _Signature:
         pattern = re.compile(row.get("match", ""), re.MULTILINE)
-        return _Signature(pattern, row["class"], outcome(row), outcome(row | row.get("at_start", {})))
+        after = re.compile(row["after"], re.MULTILINE) if "after" in row else None
+        return _Signature(pattern, after, row["class"], outcome(row), outcome(row | row.get("at_start", {})))
 
     return _Signatures(
         tuple(signature(r) for r in data["causes"]),

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 GIB = 1 << 30
+_START_CHARS = 2 << 20  # a start is over long before
 _ARGS = re.compile(r"non-default args: (\{.*\})\s*$", re.MULTILINE)
 _PAIR = re.compile(r"'(\w+)': (True|False|None|-?\d+(?:\.\d+)?(?:e-?\d+)?|'[^']*')(?=[,}])")
 _CONFIG = re.compile(
     r"Initializing a V1 LLM engine \(v(?P<version>[^)]*)\) with config: (?P<config>.*)$", re.M
 )
-_KV_TOKENS = re.compile(r"\w+ (?:\+ host )?KV cache size: ([\d,]+) tokens")
+_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 _FITTED = re.compile(r"Auto-fit max_model_len: reduced from ([\d,]+) to ([\d,]+)")
 _BATCHED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
@@ -70,6 +71,7 @@ def log_facts(log: str) -> dict[str, Any]:
     defaults, as the engine's parser understood them.
     """
     found: dict[str, Any] = {}
+    log = log[:_START_CHARS]
     args = _args(log)
     if args is not None:
         found["args"] = args
