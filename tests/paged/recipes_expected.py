@@ -20,7 +20,7 @@ from orchestrator.model_card.huggingface import card_of
 from orchestrator.model_families import gpu_generation
 from orchestrator.model_families.arguments import Arguments, merged, read
 from orchestrator.model_families.versions import at_least
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Violation
 
 HERE = Path(__file__).parent
 GB, GIB = 10**9, 2**30
@@ -90,6 +90,11 @@ STANDS_FOR: Mapping[tuple[str, str], tuple[str, str]] = {
 }
 
 
+NO_ROOM = ("weights_do_not_fit", "kv_does_not_fit", "no_kv_memory")
+TOO_OLD = ("version", "unknown_flag")
+"""Refusals that can hold against a recipe: see `_holds`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """What a recipe says of one variant on one machine. `needed` and `suggested` are levers."""
@@ -117,7 +122,7 @@ class Expectation:
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """`kept` and `explained` name what was compared; `contradictions` say what differs without a reason. A
-    refusal counts as explained, by its first violation."""
+    refusal counts as explained, by its first violation, where every violation holds by the recipe itself."""
 
     kept: tuple[str, ...]
     explained: tuple[str, ...]
@@ -264,9 +269,26 @@ def _compared(plan: Plan, e: Expectation) -> Iterator[Compared]:
     for name, value in e.env.items():
         yield name, value, env.get(name), None if env.get(name) == value else _text(plan, name)
     if plan.violations:
-        yield "launch", "runs", "refused", plan.violations[0].message
+        wrongly = [v.code for v in plan.violations if not _holds(v, plan, e)]
+        codes = ", ".join(v.code for v in plan.violations)
+        yield "launch", "runs", codes, "" if wrongly else plan.violations[0].message
     elif plan.processes:
+        yield "launch", "runs", "runs", None
         yield from _layout(plan, e)
+
+
+def _holds(v: Violation, plan: Plan, e: Expectation) -> bool:
+    """Whether what a plan is refused for is so by the recipe itself, which says that the model runs there:
+    its least memory is more than the machine has, or the version is older than its lowest."""
+    if v.code in NO_ROOM:
+        machine = machine_for(e.hardware)
+        if machine is None:
+            return False
+        there = sum(g.memory_bytes for g in machine.gpus) or machine.memory_limit_bytes
+        return e.memory_gb * GB > there
+    if v.code in TOO_OLD:
+        return not at_least(plan.engine.version, e.min_version)
+    return False
 
 
 def _layout(plan: Plan, e: Expectation) -> Iterator[Compared]:
@@ -284,14 +306,14 @@ def _layout(plan: Plan, e: Expectation) -> Iterator[Compared]:
     decisions = [plan.levers[n] for n in (*sizes, "attention_data_parallel_size") if n in plan.levers]
     why = next((d.reason for d in decisions if d.rejected), "")
     yield "layout", e.layouts, name, None if name in e.layouts else why
-    if e.tensor is not None and name == "single_node_tp" and tensor != e.tensor:
+    if e.tensor is not None and name == "single_node_tp":
         machine = machine_for(e.hardware)
         devices = len(machine.gpus) if machine is not None else 0
         if 0 < devices < e.tensor:
             why = f"{e.hardware} has {devices}"
         elif not devices and "tensor_parallel_size" in plan.levers:
             why = plan.levers["tensor_parallel_size"].reason
-        yield "tensor_parallel_size", e.tensor, tensor, why
+        yield "tensor_parallel_size", e.tensor, tensor, None if tensor == e.tensor else why
 
 
 def _lever(plan: Plan, lever: str, expected: Any) -> str | None:
