@@ -15,7 +15,8 @@ NEAR = 1.1
 """Within this factor of the best the layout with fewer devices is taken."""
 
 NEAR_THROUGHPUT = 1.05
-"""Within this factor of the most tokens fewer stages are taken, then fewer devices."""
+"""Within this factor of the most tokens a layout is taken that holds the workload's concurrency, then one
+with fewer stages, then with fewer devices."""
 
 SATURATION = 256
 """Requests at once, per copy, at which layouts are compared for throughput: where vLLM's own default lay."""
@@ -115,7 +116,12 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
     if s.goal == "throughput":
         most = max(_speed(z) for z in rated)
         near = [z for z in rated if _speed(z) * NEAR_THROUGHPUT >= most]
-        best = min(near, key=lambda z: (z.layout.pipeline, z.layout.world, z.layout.tensor))
+        wanted = s.profile.workload.concurrency
+
+        def order(z: Sizing) -> tuple[bool, int, int, int]:
+            return z.max_num_seqs * z.copies < wanted, z.layout.pipeline, z.layout.world, z.layout.tensor
+
+        best = min(near, key=order)
         reason = f"the most tokens with all of it full, {_speed(best):,.0f} tokens/s estimated"
         return best, reason, "throughput_most_tokens"
     if s.goal == "agent":
@@ -168,7 +174,9 @@ def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str
     e = rated.estimate
     price = f"; {z.layout.link} between its devices" if parallelism.price(z.layout) else ""
     if s.goal == "throughput":
-        return f"{_speed(rated):,.0f} tokens/s estimated{price}"
+        held = rated.max_num_seqs * rated.copies
+        few = f", {held} requests at once" if held < s.profile.workload.concurrency else ""
+        return f"{_speed(rated):,.0f} tokens/s estimated{few}{price}"
     if s.goal == "edge":
         return f"{z.layout.world} devices"
     more = " with more devices" if z.layout.world > best.layout.world else ""
