@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.engines.base import Installation
-from orchestrator.engines.command_line import Parsed, parse
+from orchestrator.engines.command_line import Parsed
+from orchestrator.engines.vllm.arguments import parse
 from orchestrator.plan import Plan, ProcessPlan
 
 _PORT = re.compile(r"\{port:\w+\}")
@@ -144,7 +145,7 @@ def settings_of(plan: Plan, installation: Installation) -> list[Settings]:
     gpus = tuple(g for g in plan.machine.get("gpus") or () if isinstance(g, Mapping))
     return [
         Settings(
-            parse(words, installation, underscores=True, abbreviations=True, dotted=True),
+            parse(words, installation),
             installation,
             plan.model,
             plan.machine,
