@@ -121,6 +121,8 @@ def test_a_log_that_says_nothing_leaves_the_exit_to_speak(exit: Exit, name: str)
         ("INFO Fetching 12 files: 10%\n", "fetch"),
         (READY[: READY.index("Loading weights took")], "load"),
         ("INFO [backends.py:655] Dynamo bytecode transform time: 3.5 s\n", "compile"),
+        ("WARNING [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs\n", "load"),
+        ("INFO [monitor.py:53] torch.compile took 14.2 s in total\n", "compile"),
         (READY[: READY.index("Application startup")], "warm-up"),
         (READY, "warm-up"),
     ],

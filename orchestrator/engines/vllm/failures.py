@@ -23,7 +23,11 @@ _PHASES = (
             r"|Starting vLLM server|Application startup complete"
         ),
     ),
-    ("compile", re.compile(r"torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|backends\.py:\d+\]")),
+    # with --enforce-eager it says that it does without: "disabling torch.compile"
+    (
+        "compile",
+        re.compile(r"(?<!disabling )torch\.compile|[Cc]ompiling a graph|Dynamo bytecode|backends\.py:\d+\]"),
+    ),
     ("fetch", re.compile(r"Downloading|Fetching \d+ files|Time spent downloading weights")),
     (
         "load",
