@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 import orchestrator.engines.sglang
+from orchestrator.engines import interpreter
 from orchestrator.engines.sglang import probe
 from orchestrator.errors import LlmserveError
 
@@ -33,12 +34,14 @@ def environment(folder: Path, answer: str | None = None, body: str = "") -> Path
     """A folder like a virtual environment's whose interpreter is a small program: it notes the question, does
     `body`, and prints an answer."""
     (folder / "bin").mkdir(parents=True, exist_ok=True)
-    (folder / "lib" / "python3.11" / "site-packages" / "sglang").mkdir(parents=True, exist_ok=True)
+    package = folder / "lib" / "python3.11" / "site-packages" / "sglang"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()
     (folder / "answer").write_text(told() if answer is None else answer)
     python = folder / "bin" / "python"
     python.write_text(
         "#!/bin/sh\n"
-        f'echo "$1" >> {shlex.quote(str(folder / "asked"))}\n'
+        f'echo "$2" >> {shlex.quote(str(folder / "asked"))}\n'
         f"env > {shlex.quote(str(folder / 'env'))}\n"
         f"{body}\n"
         f"cat {shlex.quote(str(folder / 'answer'))}\n"
@@ -124,8 +127,8 @@ def refusal(entry: dict[str, object]) -> LlmserveError:
 
 
 def test_a_configured_path_that_is_wrong_says_what_is_wrong(tmp_path: Path) -> None:
-    assert "no such file or folder" in refusal({"path": str(tmp_path / "nope")}).message
-    assert "no bin/python lies in that folder" in refusal({"path": str(tmp_path)}).message
+    assert "there is no such file" in refusal({"path": str(tmp_path / "nope")}).message
+    assert "no Python lies in that folder" in refusal({"path": str(tmp_path)}).message
     assert "engines.yaml" in refusal({"path": str(tmp_path)}).remedy
     folder = environment(tmp_path / "venv")
     (folder / "bin" / "python").chmod(0o644)
@@ -142,9 +145,9 @@ def test_a_configured_path_that_is_wrong_says_what_is_wrong(tmp_path: Path) -> N
          "SGLang cannot be imported: ModuleNotFoundError: No module named 'sgl_kernel'"),
         ("", "echo 'libcuda.so: cannot open' >&2; exit 127", "ended with 127: libcuda.so: cannot open"),
         ("", "kill -ILL $$", "ended with -4"),
-        ("hello", "", "list of flags cannot be read"),
-        ('{"version": "1", "flags": []}', "", "list of flags cannot be read"),
-        ("", "exec head -c 9000000 /dev/zero", "list of flags cannot be read"),
+        ("hello", "", "its answer cannot be read"),
+        ('{"version": "1", "flags": []}', "", "its answer cannot be read"),
+        ("", "exec head -c 9000000 /dev/zero", "its answer cannot be read"),
     ],
 )  # fmt: skip
 def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(
@@ -163,7 +166,7 @@ def test_a_missing_sglang_comes_with_the_line_that_installs_it(tmp_path: Path) -
 def test_one_that_never_answers_is_given_up_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(interpreter, "TIME_LIMIT_S", 0.2)
     folder = environment(tmp_path / "venv", body=f"echo $$ > {tmp_path / 'pid'}; sleep 1000 & wait")
     assert "within 0.2 s" in refusal({"path": str(folder)}).message
     group = int((tmp_path / "pid").read_text())
@@ -224,5 +227,5 @@ def test_a_real_installation_is_what_the_projects_data_says(
         assert found.extras[key] == data.extras[key]
     assert found.extras["dependencies"]["torch"]
     # remembered
-    monkeypatch.setattr(probe, "_ask", None)
+    monkeypatch.setattr(interpreter, "ask", None)
     assert probe.installations(entry, os.environ) == [found]

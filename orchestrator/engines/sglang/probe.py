@@ -6,36 +6,29 @@ interpreter, what is installed beside it, or what devices the machine shows chan
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib.util
-import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import folders
+from orchestrator.engines import interpreter
 from orchestrator.engines.base import Installation
 from orchestrator.engines.sglang.captured import CPU_ENV, KIND, deprecated, extras, flags
 from orchestrator.errors import LlmserveError, refused
 
+PROGRAM = "sglang"
+SCRIPT = Path(__file__).with_name("dump_flags.py")
 MODULE = ("-m", "sglang.launch_server")
 """`sglang serve`, which 0.5.23 recommends, runs the same server with the same parser after guessing the kind
 of model (sglang/cli/serve.py), and 0.5.4 has no such command: the module serves in every version."""
 
-_FORMAT = 1
-_ASK = Path(__file__).with_name("dump_flags.py")
-# nearly all of it is importing torch, which a cold disk makes long
-_TIME_LIMIT_S = 180.0
-_OUTPUT_LIMIT_BYTES = 4 << 20
-_PYTHONS = ("bin/python", "bin/python3")
-_PACKAGES = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages", "local/lib/python3*/dist-packages")
+_FORMAT = 2
+_DISTRIBUTIONS = ("sglang-*.dist-info", "sgl_kernel-*.dist-info", "sglang_kernel-*.dist-info")
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
 _OWN = "the SGLang beside llmserve"
 
@@ -62,19 +55,18 @@ def survey(configured: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) 
         asked_by = f"engine {name!r} in engines.yaml"
         remedy = f"correct `path` of {name} in {folders.config_dir() / 'engines.yaml'}, or remove the entry"
         try:
-            python = _python(entry, asked_by)
+            python = interpreter.find(_path(entry), asked_by, PROGRAM).python
             seen.add(str(python))
             found.append(probe(name, python, env, asked_by, entry.get("env") or {}))
         except LlmserveError as e:
-            shown = str(entry.get("python") or entry.get("path"))
-            found.append(_unusable(name, shown, e.message, e.remedy or remedy))
+            found.append(_unusable(name, str(_path(entry)), e, remedy))
     beside = importlib.util.find_spec("sglang")
     if beside is not None and beside.origin is not None and sys.executable not in seen:
         name = _free(KIND, {i.name for i in found})
         try:
             found.append(probe(name, Path(sys.executable), env, _OWN, {}))
         except LlmserveError as e:
-            found.append(_unusable(name, sys.executable, e.message, e.remedy or _REINSTALL))
+            found.append(_unusable(name, sys.executable, e, _REINSTALL))
     return [_with_another(i, found) for i in found]
 
 
@@ -82,132 +74,92 @@ _REINSTALL = "reinstall it: pip install --force-reinstall sglang; or remove it: 
 
 
 def probe(
-    name: str, python: Path, env: Mapping[str, str], asked_by: str, own_env: Mapping[str, str]
+    name: str,
+    python: Path,
+    env: Mapping[str, str],
+    asked_by: str,
+    own_env: Mapping[str, str],
+    *,
+    fresh: bool = False,
 ) -> Installation:
     """Ask the SGLang of one interpreter; `own_env` is its entry's in engines.yaml.
 
-    Raises LlmserveError where there is none or it cannot be imported; its remedy is "" where only the path
-    can be wrong.
+    `fresh` asks again where the answer is remembered. Raises LlmserveError where there is none or it cannot
+    be imported.
     """
-    told = _cached(_key(python, own_env))
-    if told is None:
-        told = _ask(python, env, own_env, asked_by)
+    added = {str(k): str(v) for k, v in own_env.items()}
+    told = None if fresh else interpreter.remembered(KIND, _key(python, added))
+    if told is None or not _is_whole(told):
+        # a variable of the moment may not decide what is remembered
+        kept = {k: v for k, v in env.items() if not k.startswith(("SGLANG_", "CUDA_VISIBLE"))}
+        try:
+            told = interpreter.ask(python, SCRIPT, {**kept, **QUIET, **added})
+        except interpreter.Unanswered as e:
+            raise interpreter.broken(asked_by, python, str(e)) from None
         # what the imports wrote (bytecode) is part of the key
-        _remember(_key(python, own_env), told)
-    device = told["device"]
-    shown = extras(
-        told | {"flags": flags(told["flags"]), "deprecated": deprecated(told["flags"])}, told["version"]
-    )
+        interpreter.remember(KIND, _key(python, added), told)
+    if "error" in told:
+        raise _failed(python, asked_by, str(told.get("kind")), str(told["error"]))
+    if not _is_whole(told):
+        raise interpreter.broken(asked_by, python, "its answer cannot be read")
+    listed = flags(told["flags"])
+    version = str(told["version"])
+    shown = extras(told | {"flags": listed, "deprecated": deprecated(told["flags"])}, version)
     return Installation(
         name=name,
         kind=KIND,
-        version=told["version"],
+        version=version,
         argv=(str(python), *MODULE),
-        flags=flags(told["flags"]),
-        env={**(CPU_ENV if device == "cpu" else {}), **own_env},
+        flags=listed,
+        env={**(CPU_ENV if told["device"] == "cpu" else {}), **added},
         extras={**shown, "python": str(python), "path": str(python.parent.parent)},
     )
 
 
-def _python(entry: Mapping[str, Any], asked_by: str) -> Path:
-    """The interpreter that an entry's `python`, or its `path` (an environment's folder), means.
-
-    Not resolved: an environment's interpreter is a link, and only by its own name finds what is beside it.
-    """
-    given = entry.get("python") or entry.get("path")
-    if not isinstance(given, str) or not given:
-        raise refused(
-            "engine_path",
-            f"{asked_by} has no `path`",
-            "set `path` to the folder of the Python environment that holds SGLang",
-        )
-    path = Path(given).expanduser().absolute()
-    candidates = [path / part for part in _PYTHONS] if path.is_dir() else [path]
-    python = next((p for p in candidates if p.is_file()), None)
-    if python is None:
-        what = "no bin/python lies in that folder" if path.is_dir() else "there is no such file or folder"
-        raise _broken(asked_by, path, what)
-    if not os.access(python, os.X_OK):
-        raise _broken(asked_by, python, "the file is not executable")
-    return python
+def _path(entry: Mapping[str, Any]) -> Any:
+    return entry.get("python") or entry.get("path")
 
 
-def _ask(python: Path, env: Mapping[str, str], own_env: Mapping[str, str], asked_by: str) -> dict[str, Any]:
-    """`dump_flags.py`'s object, asked in a child whose output and time are bounded."""
-    # neither llmserve's own modules nor a variable of the moment may decide what is remembered
-    clean = {k: v for k, v in env.items() if not k.startswith(("PYTHON", "SGLANG_", "CUDA_VISIBLE"))}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            child = subprocess.Popen(
-                [str(python), str(_ASK)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=clean | dict(own_env),
-                start_new_session=True,
-            )
-        except OSError as e:
-            raise _broken(asked_by, python, e.strerror or str(e)) from None
-        try:
-            code = child.wait(_TIME_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            what = f"it did not say its flags within {_TIME_LIMIT_S:g} s"
-            raise _broken(asked_by, python, what) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        texts = []
-        for stream in (out, err):
-            stream.seek(0)
-            texts.append(stream.read(_OUTPUT_LIMIT_BYTES).decode("utf-8", "replace"))
-    if code != 0:
-        last = (texts[1].strip() or texts[0].strip()).splitlines()[-1:] or ["it said nothing"]
-        raise _broken(asked_by, python, f"asking for its flags ended with {code}: {last[0][:300]}")
+def _key(python: Path, own_env: Mapping[str, str]) -> list[Any]:
+    files = interpreter.fingerprint(python, "sglang", _DISTRIBUTIONS, SCRIPT)
+    return [_FORMAT, files, own_env, [os.path.exists(p) for p in _DEVICE_FILES]]
+
+
+def _is_whole(told: Mapping[str, Any]) -> bool:
+    """Whether it is an answer: a reason, or a table with all that is read of it."""
+    if "error" in told:
+        return True
     try:
-        told = json.loads(texts[0])
-        if "error" in told:
-            raise _failed(python, asked_by, str(told["kind"]), str(told["error"]))
-        return _checked(told)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _broken(asked_by, python, "its list of flags cannot be read") from None
+        listed = flags(told["flags"])
+        dict(told["dependencies"])
+        list(told["spec_methods"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    complete = all(isinstance(told.get(k), str) for k in ("version", "device", "distribution"))
+    return complete and any("--model-path" in f.spellings for f in listed)
 
 
-def _failed(python: Path, asked_by: str, kind: str, error: str) -> LlmserveError:
+def _failed(python: Path, asked_by: str, kind: str, said: str) -> LlmserveError:
     """What the import of SGLang said, in a line, and what to do about it."""
-    first = error.strip().splitlines()[0][:300]
-    pip = f"{python} -m pip install"
-    if kind == "ModuleNotFoundError" and first in ("No module named 'sglang'", "No module named 'torch'"):
-        return _broken(
-            asked_by, python, "no SGLang is installed there", f"install it: {pip} 'sglang>=0.5,<0.6'"
-        )
-    remedy = f"mend that environment; `{python} -c 'import sglang.srt.server_args'` shows the whole failure"
-    return _broken(asked_by, python, f"SGLang cannot be imported: {kind}: {first}", remedy)
+    line = " ".join(said.split())[:300]
+    if kind == "ModuleNotFoundError" and line in ("No module named 'sglang'", "No module named 'torch'"):
+        error = interpreter.broken(asked_by, python, "no SGLang is installed there")
+        error.remedy = f"install it: {python} -m pip install 'sglang>=0.5,<0.6'"
+        return error
+    error = interpreter.broken(asked_by, python, f"SGLang cannot be imported: {kind}: {line}")
+    check = f"{python} -c 'import sglang.srt.server_args'"
+    error.remedy = f"mend that environment; `{check}` shows the whole failure"
+    return error
 
 
-def _checked(told: Any) -> dict[str, Any]:
-    """The object with its types made sure of. Raises ValueError, KeyError, TypeError or AttributeError."""
-    listed = flags(told["flags"])
-    if not any("--model-path" in f.spellings for f in listed):
-        raise ValueError("no --model-path")
-    return {
-        "version": str(told["version"]),
-        "distribution": str(told["distribution"]),
-        "device": str(told["device"]),
-        "dependencies": dict(told["dependencies"]),
-        "spec_methods": list(told["spec_methods"]),
-        "flags": list(told["flags"]),
-    }
+_COMMON_REMEDY = interpreter.broken("", "", "").remedy
 
 
-def _broken(asked_by: str, path: Path, what: str, remedy: str = "") -> LlmserveError:
-    return refused("engine_broken", f"{asked_by} points to {path}, which cannot be used: {what}", remedy)
-
-
-def _unusable(name: str, path: str, why: str, remedy: str) -> Installation:
-    return Installation(
-        name, KIND, "", (path, *MODULE), (), extras={"broken": why, "remedy": remedy, "path": path}
-    )
+def _unusable(name: str, path: str, error: LlmserveError, remedy: str) -> Installation:
+    """A broken one with its error's own remedy, where that says more than where to look."""
+    own = error.remedy if error.remedy not in ("", _COMMON_REMEDY) else remedy
+    extras = {"broken": error.message, "remedy": own, "path": path}
+    return Installation(name, KIND, "", (path, *MODULE), (), extras=extras)
 
 
 def _with_another(i: Installation, found: Sequence[Installation]) -> Installation:
@@ -220,36 +172,3 @@ def _with_another(i: Installation, found: Sequence[Installation]) -> Installatio
 
 def _free(name: str, taken: set[str]) -> str:
     return name if name not in taken else next(n for i in range(2, 99) if (n := f"{name}-{i}") not in taken)
-
-
-def _key(python: Path, own_env: Mapping[str, str]) -> list[Any]:
-    """What an answer depends on: the interpreter, its packages' folders (pip writes there), the entry's
-    variables, the question, and the device files that the machine shows."""
-    prefix = python.parent.parent
-    packages = sorted({p for pattern in _PACKAGES for p in prefix.glob(pattern)})
-    looked_at = [python, _ASK, *packages, *(p / "sglang" for p in packages)]
-    stats = []
-    for path in looked_at:
-        with contextlib.suppress(OSError):
-            s = path.stat()
-            stats.append([str(path), s.st_size, s.st_mtime_ns])
-    return [str(python), stats, dict(own_env), [os.path.exists(p) for p in _DEVICE_FILES]]
-
-
-def _cache_file(key: Sequence[Any]) -> Path:
-    digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:24]
-    return folders.cache_dir() / "probes" / f"{KIND}-{digest}.json"
-
-
-def _cached(key: Sequence[Any]) -> dict[str, Any] | None:
-    """What was remembered; anything unreadable counts as nothing."""
-    try:
-        return _checked(json.loads(_cache_file(key).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _remember(key: Sequence[Any], told: Mapping[str, Any]) -> None:
-    # a probe that cannot be kept is made again
-    with contextlib.suppress(OSError):
-        folders.write_whole(_cache_file(key), json.dumps(told))
