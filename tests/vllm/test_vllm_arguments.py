@@ -1,6 +1,7 @@
 """Our reading of an argument list against what the real parser of vLLM 0.32.0 said to the same list.
 
-parser-0.32.0.jsonl: each list behind `vllm serve MODEL`, whether its own parser took it, and what that set.
+parser-0.32.0.jsonl: each list behind `vllm serve MODEL`, whether its own parser took it, and what that set
+(real_parser.py asks; values that stand for objects were left out).
 """
 
 import json

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.engines import interpreter
 from orchestrator.engines.vllm import probe
 from orchestrator.engines.vllm.captured import FOLDER, captured
+from orchestrator.engines.vllm.captured import TOLD as TOLD_BESIDE_FLAGS
 from orchestrator.errors import LlmserveError
 
 TOLD: dict[str, Any] = json.loads((FOLDER / "0.32.0.json").read_text(encoding="utf-8"))
@@ -328,15 +329,31 @@ def test_the_question_itself_reads_a_parser_and_keeps_stdout_clean(tmp_path: Pat
     assert told["kv_cache_dtypes"] == ["auto", "fp8"]
     assert told["spec_methods"] is told["kv_connectors"] is None
     assert told["flags"] == [
-        {"spellings": ["--tensor-parallel-size", "-tp"], "type": "int", "default": "1"},
-        {"spellings": ["--enable-x", "--no-enable-x"], "type": "bool"},
-        {"spellings": ["--speculative-config"], "type": "json"},
-        {"spellings": ["--names"], "type": "float", "nargs": "+", "choices": ["1.5"]},
         {"spellings": ["--color"], "type": "str", "choices": ["red"], "default": "red"},
+        {"spellings": ["--enable-x", "--no-enable-x"], "type": "bool"},
         {"spellings": ["--kv-cache-dtype"], "type": "str", "choices": ["auto", "fp8"], "default": "auto"},
+        {"spellings": ["--names"], "type": "float", "nargs": "+", "choices": ["1.5"]},
+        {"spellings": ["--speculative-config"], "type": "json"},
+        {"spellings": ["--tensor-parallel-size", "-tp"], "type": "int", "default": "1"},
     ]
 
 
 def test_where_the_engine_fails_the_question_tells_why() -> None:
     told = interpreter.ask(Path(sys.executable), probe.SCRIPT, os.environ)
     assert told == {"error": "No module named 'vllm'", "kind": "ModuleNotFoundError"}
+
+
+@pytest.mark.real_engine
+@pytest.mark.full
+def test_a_real_installation_is_what_the_projects_data_says() -> None:
+    folder = os.environ.get("LLMSERVE_TEST_VLLM")
+    assert folder, "set LLMSERVE_TEST_VLLM to what scripts/vllm-cpu prints"
+    i = found(folder)
+    data = captured("0.32.0", "cpu")
+    assert (i.version, i.flags) == ("0.32.0", data.flags)
+    told = ("device", "distribution", "removed", *TOLD_BESIDE_FLAGS)
+    assert {k: i.extras.get(k) for k in told} == {k: data.extras.get(k) for k in told}
+    began = time.perf_counter()
+    assert found(folder) == i
+    # remembered: a file is read, nothing is started
+    assert time.perf_counter() - began < 0.5

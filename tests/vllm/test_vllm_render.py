@@ -1,7 +1,10 @@
 import itertools
 import json
+import os
 import random
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,3 +341,24 @@ def test_a_table_that_lacks_what_is_rendered_would_be_noticed(flag: str) -> None
     assert unknown_to(NEW, sabotaged)
     # and what is rendered for that table keeps to it
     assert unknown_to(sabotaged, sabotaged) == []
+
+
+@pytest.mark.real_engine
+@pytest.mark.full
+def test_the_real_parser_takes_every_line_that_is_rendered_for_it() -> None:
+    """One interpreter is asked for all of them; some 15 s of imports."""
+    python = os.environ.get("LLMSERVE_TEST_VLLM_PYTHON")
+    assert python, "set LLMSERVE_TEST_VLLM to what scripts/vllm-cpu prints, and ..._PYTHON to its bin/python"
+    lines = [rendered(CPU, **levers).processes[0].argv[len(CPU.argv) + 1 :] for levers in sweep()]
+    known = Path(__file__).parent / "parser-0.32.0.jsonl"
+    verdicts = [json.loads(text) for text in known.read_text(encoding="utf-8").splitlines()]
+    words = [[w.replace("{port:http}", "8000") for w in made] for made in lines]
+    asked = "".join(json.dumps(argv) + "\n" for argv in [*words, *(v["argv"] for v in verdicts)])
+    out = subprocess.run(
+        [python, "-E", str(Path(__file__).parent / "real_parser.py")], input=asked, capture_output=True,
+        text=True, timeout=300, check=True, env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
+    ).stdout  # fmt: skip
+    said = [json.loads(text) for text in out.splitlines()]
+    assert len(said) == len(words) + len(verdicts)
+    assert [s for s in said[: len(words)] if not s["ok"]] == []
+    assert [s["ok"] for s in said[len(words) :]] == [v["ok"] for v in verdicts]

@@ -64,7 +64,8 @@ def ask() -> dict[str, Any]:
         "device": _device(),
     }
     told["parser"], actions = _parser()
-    told["flags"] = [_row(a) for a in actions if a.option_strings and a.dest != "help"]
+    rows = (_row(a) for a in actions if a.option_strings and a.dest != "help")
+    told["flags"] = sorted(rows, key=lambda r: str(r["spellings"][0]))
     told["cpu_kv_in_bytes"] = _soft(_cpu_kv_in_bytes)
     told["kv_cache_dtypes"] = _soft(lambda: _kv_cache_dtypes(told["flags"]))
     told["spec_methods"] = _soft(_spec_methods)
