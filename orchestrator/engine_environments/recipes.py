@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import refused, usage
+from orchestrator.errors import LlmserveError, refused, usage
 
 if TYPE_CHECKING:
     from orchestrator.machine.machine import Machine
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*(\.?(a|b|rc|post|dev)[0-9]+)*")
+DEVICES = ("cuda", "rocm", "cpu")
 _OWN = "name its path in engines.yaml"
 
 
@@ -74,6 +75,8 @@ def choose(kind: str, device: str, version: str | None = None) -> Recipe:
     if by_device is None:
         kinds_here = ", ".join(_table())
         raise usage("unknown_engine", f"there is no engine kind {kind!r}", f"the kinds are: {kinds_here}")
+    if device not in DEVICES:
+        raise usage("bad_device", f"{device!r} is no device", f"the devices are: {', '.join(DEVICES)}")
     entry = by_device.get(device)
     if entry is None and kind == "llamacpp":
         entry, device = by_device["cpu"], "cpu"
@@ -91,7 +94,7 @@ def choose(kind: str, device: str, version: str | None = None) -> Recipe:
     return recipe
 
 
-def _nothing_for(kind: str, device: str) -> Exception:
+def _nothing_for(kind: str, device: str) -> LlmserveError:
     if device == "rocm":
         message = f"{kind} is not installed for AMD GPUs: its ROCm builds are not where pip and uv look"
         remedy = f"install it as its own documentation says and {_OWN}"

@@ -94,5 +94,11 @@ def test_what_is_no_version_never_reaches_a_command_line(version: str) -> None:
         assert refusal("vllm", "cpu", version).exit_code == Exit.USAGE
 
 
+def test_an_unknown_device_names_those_there_are() -> None:
+    e = refusal("vllm", "tpu")
+    assert e.exit_code == Exit.USAGE
+    assert "cuda, rocm, cpu" in e.remedy
+
+
 def test_an_unknown_kind_names_those_there_are() -> None:
     assert "vllm, sglang, llamacpp" in refusal("ollama", "cpu").remedy
