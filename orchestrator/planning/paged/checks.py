@@ -20,6 +20,7 @@ def own(s: Situation, chosen: Chosen) -> list[Finding]:
     return [
         *_installed(s),
         *_devices(s),
+        *_free(s, chosen.sizing),
         *_layout(s, chosen),
         *_nodes(s, chosen.sizing.layout),
         *_context(s),
@@ -43,7 +44,7 @@ def memory(s: Situation, z: Sizing) -> list[Finding]:
             f"{s.card.name} does not fit: {choose.words(z.layout)} gives {size(b.requested)} {where} "
             f"({parts}), and nothing is left for KV"
         )
-        return [Finding("weights_do_not_fit", message)]
+        return [Finding("weights_do_not_fit" if b.weights >= b.requested else "kv_does_not_fit", message)]
     need = z.kv.bytes_needed(z.max_model_len) or 0
     message = (
         f"one request of max_model_len={z.max_model_len} needs {size(need)} of KV {where}, and "
@@ -97,6 +98,23 @@ def _devices(s: Situation) -> Iterator[Finding]:
         )
 
 
+def _free(s: Situation, z: Sizing) -> Iterator[Finding]:
+    """vLLM asks for its whole share at start and ends where less is free (v1/worker/utils.py
+    request_memory); SGLang takes its share of what is free."""
+    if s.kind != "vllm" or s.on_cpu or s.is_free("gpu_memory_utilization"):
+        return
+    least = min(z.layout.devices, key=lambda g: g.free_bytes, default=None)
+    if least is None or least.free_bytes >= z.budget.requested:
+        return
+    yield Finding(
+        "memory_not_free",
+        f"gpu_memory_utilization={z.utilization:g} asks for {size(z.budget.requested)} at start, and of "
+        f"{least.uuid} {size(least.free_bytes)} are free",
+        change={"gpu_memory_utilization": "auto"},
+        after="or end what holds it",
+    )
+
+
 def _layout(s: Situation, chosen: Chosen) -> Iterator[Finding]:
     if not s.on_cpu and not s.gpus:
         return
@@ -110,8 +128,8 @@ def _nodes(s: Situation, layout: Layout) -> Iterator[Finding]:
         yield Finding(
             "more_than_one_node",
             f"the layout takes {layout.nodes} nodes, and llmserve supervises one machine",
-            "copy the commands that `llmserve plan` shows to the nodes, or plan for one of them; clusters come "
-            "by export in a later version",
+            "copy to the nodes what `llmserve plan` shows, or plan for one; clusters come by export in a "
+            "later version",
         )
 
 
