@@ -48,23 +48,17 @@ def _row(plan: Plan, name: str, other: Any) -> dict[str, Any]:
 
 
 def show(con: Console, rows: list[dict[str, Any]], what: str) -> None:
-    """The rows as a table of 80 columns; `what` names the other side."""
-    from rich import box
+    """Each lever with both values and the plan's reason; `what` names the other side."""
     from rich.markup import escape
-    from rich.table import Table
 
     from orchestrator.cli.plan_view import value
 
     if not rows:
         con.print(f"every lever is as in {what}", markup=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    table.add_column("lever", no_wrap=True, style="cyan")
-    table.add_column("plan", max_width=16, overflow="fold")
-    table.add_column(what, max_width=14, overflow="fold", style="dim")
-    table.add_column("reason", ratio=1, overflow="fold")
     for row in rows:
-        other = "by the engine" if row["other"] is None else value(row["other"], row["lever"])
-        mine = value(row["plan"], row["lever"]) + ("" if row["lossless"] else " (lossy)")
-        table.add_row(row["lever"], escape(mine), escape(other), escape(row["reason"]))
-    con.print(table)
+        other = "its own choice" if row["other"] is None else value(row["other"], row["lever"])
+        mine = value(row["plan"], row["lever"]) + ("" if row["lossless"] else ", can change answers")
+        theirs = f"[dim]({escape(what)}: {escape(other)})[/]"
+        con.print(f"[bold cyan]{row['lever']}[/] = [bold]{escape(mine)}[/]  {theirs}")
+        con.print(f"  {escape(row['reason'])}")
