@@ -61,7 +61,8 @@ class Violation:
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
     """One process tree: `argv` holds placeholders; `ports` maps a port's name to a fixed number, or None
-    for the first free one; `bound` is the address it listens on."""
+    for the first free one (a name NAME+N is the port N above NAME's); `bound` is the address it listens
+    on."""
 
     role: str
     argv: tuple[str, ...]

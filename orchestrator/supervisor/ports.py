@@ -11,7 +11,7 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator.errors import refused, usage
@@ -64,16 +64,39 @@ def is_free(host: str, port: int) -> bool:
     return all(_binds(family, address, host, port) for family, address in _addresses(host))
 
 
-def first_free(host: str, start: int = 8000, taken: Collection[int] = frozenset()) -> int:
-    """The first free port from `start` that is not in `taken`. Raises LlmserveError where there is none."""
-    for port in range(start, LAST_PORT + 1):
-        if port not in taken and is_free(host, port):
+def first_free(
+    host: str, start: int = 8000, taken: Collection[int] = frozenset(), above: Collection[int] = ()
+) -> int:
+    """The first port from `start` that is free and not in `taken`, as are those that lie `above` it by these
+    numbers. Raises LlmserveError where there is none."""
+    steps = (0, *sorted(above))
+    for port in range(start, LAST_PORT + 1 - steps[-1]):
+        if all(port + n not in taken and is_free(host, port + n) for n in steps):
             return port
     raise refused(
         "no_free_port",
         f"no free port from {start} to {LAST_PORT} on {host}",
         "stop what holds them, or set a lower port with --port",
     )
+
+
+def choose(
+    host: str, wanted: Mapping[str, int | None], start: int = 8000, taken: Collection[int] = frozenset()
+) -> dict[str, int]:
+    """A port for each name, as `ProcessPlan.ports` means them: fixed ones as they are (not looked at), and
+    the first free ones from `start` that are not in `taken`, those of one base in their places above it.
+
+    Raises LlmserveError where there is none.
+    """
+    chosen = {name: port for name, port in wanted.items() if port is not None}
+    for name in wanted:
+        base, plus, _ = name.partition("+")
+        if plus or name in chosen:
+            continue
+        above = {n: int(n[len(base) + 1 :]) for n in wanted if n.startswith(f"{base}+")}
+        chosen[base] = first_free(host, start, {*taken, *chosen.values()}, above.values())
+        chosen |= {n: chosen[base] + step for n, step in above.items()}
+    return {name: chosen[name] for name in wanted}
 
 
 def holder(port: int) -> str | None:

@@ -220,15 +220,8 @@ class Supervisor:
             for port in d.ports.values()
         }
         process = plan.processes[0]
-        chosen: dict[str, int] = {}
-        for name, port in process.ports.items():
-            if port is None:
-                taken = frozenset(held) | frozenset(chosen.values())
-                chosen[name] = ports.first_free(process.bound, FIRST_PORT, taken)
-            else:
-                self._refuse_taken(process.bound, [port], "")
-                chosen[name] = port
-        return chosen
+        self._refuse_taken(process.bound, [p for p in process.ports.values() if p is not None], "")
+        return ports.choose(process.bound, process.ports, FIRST_PORT, held)
 
     async def close(self) -> None:
         """Let go of all; every engine runs on under its shim."""

@@ -146,3 +146,35 @@ def test_an_address_of_another_machine_is_a_usage_error(host):
     with pytest.raises(LlmserveError) as e:
         ports.is_free(host, 20000)
     assert (e.value.code, e.value.exit_code) == ("bad_host", Exit.USAGE)
+
+
+def test_a_port_is_chosen_only_where_those_above_it_are_free_too():
+    s, port = listen()
+    with s:
+        start = port - 2
+        found = ports.first_free("127.0.0.1", start, above=[2, 1])
+        assert found > port
+        assert ports.first_free("127.0.0.1", found, {found + 2}, above=[1, 2]) > found
+        assert ports.first_free("127.0.0.1", found, {found + 3}, above=[1, 2]) == found
+
+
+def test_no_port_is_chosen_whose_companions_would_be_none():
+    with pytest.raises(LlmserveError) as raised:
+        ports.first_free("127.0.0.1", ports.LAST_PORT - 3, above=[4])
+    assert (raised.value.code, raised.value.exit_code) == ("no_free_port", Exit.REFUSED)
+
+
+def test_ports_are_chosen_apart_and_those_of_one_base_in_their_places():
+    wanted = {"http": None, "nccl": None, "dist": None, "dist+1": None, "dist+5": None}
+    start = ports.first_free("127.0.0.1", 20000, above=range(1, 30))
+    chosen = ports.choose("127.0.0.1", wanted, start, {start, start + 4})
+    assert list(chosen) == list(wanted)
+    assert (chosen["http"], chosen["nccl"]) == (start + 1, start + 2)
+    # 3 and 3+1 will not do: 4 is taken
+    assert (chosen["dist"], chosen["dist+1"], chosen["dist+5"]) == (start + 5, start + 6, start + 10)
+
+
+def test_a_fixed_port_stays_and_no_other_is_chosen_on_it():
+    start = ports.first_free("127.0.0.1", 21000, above=range(1, 10))
+    chosen = ports.choose("127.0.0.1", {"nccl": None, "http": start, "dist": None, "dist+1": None}, start)
+    assert chosen == {"nccl": start + 1, "http": start, "dist": start + 2, "dist+1": start + 3}
