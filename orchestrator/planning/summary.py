@@ -44,7 +44,8 @@ def model(s: Situation, context_length: int) -> dict[str, Any]:
 
 
 def machine(s: Situation) -> dict[str, Any]:
-    """The machine's figures that the plan rests on; GPUs in the machine's order."""
+    """The machine's figures that the plan rests on; GPUs in the machine's order, those of one
+    of its `nodes`."""
     m = s.inputs.machine
     return {
         "name": m.name,
@@ -52,6 +53,7 @@ def machine(s: Situation) -> dict[str, Any]:
         "platform": m.platform,
         "cpus": m.cpus,
         "physical_cores": m.physical_cores,
+        "nodes": m.nodes,
         "memory_limit_bytes": m.memory_limit_bytes,
         "memory_available_bytes": m.memory_available_bytes,
         "gpus": [

@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.engines.base import Flag, Installation, Rendered, RenderRequest
 from orchestrator.engines.command_line import index
+from orchestrator.engines.sglang import nodes
 from orchestrator.engines.sglang.captured import release
 from orchestrator.engines.sglang.owned import owned_violations
 from orchestrator.engines.sglang.speculation import spec_arguments, spec_method
@@ -111,8 +112,11 @@ class _Ranks:
 
 
 def render(request: RenderRequest) -> Rendered:
-    """One process of role "server" on port "http", and port "nccl" where one is bound beside it.
+    """A process for each node: role "server" on port "http", and on others "node-1" and so on.
 
+    Port "nccl" is bound beside "http" where one process group is, and "dist" with those that follow it
+    where ranks have attention of their own. Where there are more nodes, the first one's address is the word
+    HEAD.
     `max_num_seqs`, `max_num_batched_tokens` and `kv_cache_tokens` are those of one data-parallel rank.
     What the plan owns is refused in `engine_args` and `env`, in every spelling. What an installation that is
     there and cannot be used would be asked to do is one violation.
@@ -126,9 +130,12 @@ def render(request: RenderRequest) -> Rendered:
     line.add("--host", value=request.host)
     line.add("--port", value="{port:http}")
     ranks = _layout(line)
-    if ranks.data == 1 and line.add("--nccl-port", value="{port:nccl}"):
+    if ranks.data == request.nodes == 1 and line.add("--nccl-port", value="{port:nccl}"):
         # whole copies take a port each, and a fixed one would be taken twice
         ports["nccl"] = None
+    own_attention = request.nodes == 1 and ranks.attention > 1
+    if own_attention and line.add("--dist-init-addr", value="127.0.0.1:{port:dist}"):
+        ports |= dict.fromkeys(nodes.ports_of_attention("dist", ranks.attention))
     line.add("--enable-metrics")
     _sizes(line, ranks)
     _cache(line, ranks)
@@ -136,18 +143,22 @@ def render(request: RenderRequest) -> Rendered:
     _scheduling(line)
     _chat(line)
     _speculation(line)
-    env = _devices(line)
-    violations = [*line.violations, *_names(request), *owned_violations(request)]
-    process = ProcessPlan(
-        role="server",
-        argv=(*line.argv, *request.engine_args),
-        # sockets that SGLang leaves in the temporary folder go with the instance's own
-        env={**request.installation.env, **FAIL_FAST, "TMPDIR": "{tmpdir}", **env, **request.env},
-        ports=ports,
-        bound=request.host,
+    env = _devices(line, request.nodes)
+    own, refused = nodes.arguments(request.nodes, request.installation)
+    violations = [*refused, *line.violations, *_names(request), *owned_violations(request)]
+    processes = tuple(
+        ProcessPlan(
+            role=f"node-{node}" if node else "server",
+            argv=(*line.argv, *words, *request.engine_args),
+            # sockets that SGLang leaves in the temporary folder go with the instance's own
+            env={**request.installation.env, **FAIL_FAST, "TMPDIR": "{tmpdir}", **env, **request.env},
+            ports=dict(ports),
+            bound=request.host,
+        )
+        for node, words in enumerate(own)
     )
     missing = dict.fromkeys([*line.missing, *_wordless(request.levers)])
-    return Rendered((process,), tuple(missing), tuple(violations))
+    return Rendered(processes, tuple(missing), tuple(violations))
 
 
 def _broken(request: RenderRequest) -> Rendered:
@@ -355,11 +366,12 @@ def _speculation(line: Line) -> None:
     line.missing += [f"speculative.{key}" for key in left]
 
 
-def _devices(line: Line) -> dict[str, str]:
-    """The environment that makes only the planned devices visible, and the cores of the CPU backend."""
+def _devices(line: Line, count: int) -> dict[str, str]:
+    """The environment that makes only the planned devices visible, and the cores of the CPU backend. The
+    devices of one node say nothing on another."""
     env: dict[str, str] = {}
     devices, threads = line.value("device_ids"), line.value("threads")
-    if devices is not None and devices != "auto":
+    if devices is not None and devices != "auto" and count == 1:
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

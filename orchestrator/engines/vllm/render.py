@@ -126,7 +126,7 @@ def render(request: RenderRequest) -> Rendered:
     line.add("--served-model-name", request.served_model)
     line.add("--host", request.host)
     line.add("--port", "{port:http}")
-    _layout(line, levers)
+    _layout(line, levers, request.nodes)
     for lever, (flag, neutral) in _NUMBERS.items():
         if levers.get(lever) not in (None, "auto", neutral):
             line.add(flag, levers[lever], lever=lever)
@@ -149,7 +149,7 @@ def render(request: RenderRequest) -> Rendered:
     process = ProcessPlan(
         role="server",
         argv=(*line.argv, *request.engine_args),
-        env={**env, **request.installation.env, **_devices(line, request.levers), **request.env},
+        env={**env, **request.installation.env, **_devices(line, request), **request.env},
         ports={"http": request.port},
         bound=request.host,
     )
@@ -186,8 +186,9 @@ def _with_plugins(request: RenderRequest) -> Installation:
     return Installation(i.name, i.kind, i.version, i.argv, i.flags, i.env, kept, i.captured)
 
 
-def _layout(line: Line, levers: Mapping[str, Any]) -> None:
-    """Whole copies, or attention copies beside spread experts: vLLM has one size for both."""
+def _layout(line: Line, levers: Mapping[str, Any], nodes: int) -> None:
+    """Whole copies, or attention copies beside spread experts: vLLM has one size for both. Over nodes, Ray
+    places the copies, and must be told how many are the first node's (vLLM 0.32.0 v1/engine/utils.py:771)."""
     copies = levers.get("data_parallel_size") or 1
     attention = levers.get("attention_data_parallel_size") or 1
     if copies > 1 and attention > 1:
@@ -199,9 +200,13 @@ def _layout(line: Line, levers: Mapping[str, Any]) -> None:
                 "set one of them to 1",
             )
         )
-    if max(copies, attention) > 1:
+    ranks = max(copies, attention)
+    if ranks > 1:
         lever = "data_parallel_size" if copies > 1 else "attention_data_parallel_size"
-        line.add("--data-parallel-size", max(copies, attention), lever=lever)
+        line.add("--data-parallel-size", ranks, lever=lever)
+        if nodes > 1 and levers.get("distributed_executor_backend") == "ray":
+            line.add("--data-parallel-backend", "ray", lever=lever)
+            line.add("--data-parallel-size-local", max(1, ranks // nodes), lever=lever)
     if attention > 1 or levers.get("expert_parallel") is True:
         line.add("--enable-expert-parallel", lever="expert_parallel")
 
@@ -253,8 +258,10 @@ def _names(line: Line, levers: Mapping[str, Any]) -> None:
         line.add("--trust-remote-code", lever="trust_remote_code")
 
 
-def _devices(line: Line, decided: Mapping[str, Decision]) -> dict[str, str]:
-    """The environment that makes only the planned devices visible, or gives a CPU its cores and KV size."""
+def _devices(line: Line, request: RenderRequest) -> dict[str, str]:
+    """The environment that makes only the planned devices visible, or gives a CPU its cores and KV size. The
+    devices of one node say nothing on another."""
+    decided = request.levers
     levers = {name: d.value for name, d in decided.items()}
     if line.installation.extras.get("device") == "cpu":
         return _cpu(line, levers)
@@ -262,7 +269,7 @@ def _devices(line: Line, decided: Mapping[str, Decision]) -> dict[str, str]:
         # a GPU's worker sets its own
         line.missing.append("threads")
     devices = levers.get("device_ids")
-    if not devices or devices == "auto":
+    if not devices or devices == "auto" or request.nodes > 1:
         return {}
     if line.installation.extras.get("device") == "rocm":
         return {"ROCR_VISIBLE_DEVICES": ",".join(devices)}

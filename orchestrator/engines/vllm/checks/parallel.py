@@ -86,14 +86,18 @@ def _experts(s: Settings) -> list[Violation]:
 
 
 def _devices(s: Settings) -> list[Violation]:
-    """More ranks than GPUs (vllm/config/parallel.py:1066); each local data-parallel rank has its own."""
-    if s.device == "cpu" or not s.gpus or s.given("--nnodes") or s.given("--distributed-executor-backend"):
+    """More ranks than GPUs (vllm/config/parallel.py:1066); each local data-parallel rank has its own. Ray
+    takes those of every node; how many there are beside one machine that is alone, only Ray knows."""
+    executor, nodes = s.text("--distributed-executor-backend"), int(s.machine.get("nodes") or 1)
+    elsewhere = s.given("--nnodes") or (executor not in (None, "mp", "uni") and nodes == 1)
+    if s.device == "cpu" or not s.gpus or elsewhere:
         return []
     local = s.number("--data-parallel-size-local")
-    copies = int(local) if local else s.count("--data-parallel-size")
+    everywhere = executor == "ray"
+    copies = int(local) if local and not everywhere else s.count("--data-parallel-size")
     if s.given("--data-parallel-rank"):
         copies = 1
-    need, have = s.world * copies, len(s.gpus)
+    need, have = s.world * copies, len(s.gpus) * (nodes if everywhere else 1)
     if need <= have:
         return []
     return [
