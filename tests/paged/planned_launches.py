@@ -138,7 +138,8 @@ def verdict(case: Case) -> str:
     """ "starts", "refused:CLASS" or "warned:CLASS", as `launches.verdict` says it, of the plan."""
     made = plan(case)
     if made.violations:
-        return f"refused:{CLASSES.get(made.violations[0].code, made.violations[0].code)}"
+        codes = [v.code for v in made.violations]
+        return f"refused:{next((CLASSES[c] for c in codes if c in CLASSES), codes[0])}"
     return next(
         (f"warned:{name}" for words, name in WARNINGS.items() if words in " ".join(made.warnings)), "starts"
     )

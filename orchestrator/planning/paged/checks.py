@@ -147,6 +147,7 @@ def _asked(s: Situation, taken: Layout) -> Layout:
         data=data or 1,
         attention_data=attention or 1,
         expert=bool(expert) if expert is not None else (attention or 1) > 1,
+        devices=taken.devices,
         nodes=taken.nodes,
     )
 
