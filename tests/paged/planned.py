@@ -29,17 +29,25 @@ MACHINES = (
 
 
 @cache
+def rows() -> Mapping[str, dict[str, Any]]:
+    """Published configurations by the model's name, those of tests/model_card among them."""
+    files = (HERE.parent / "model_card" / "configs.jsonl", HERE / "model_configs.jsonl")
+    lines = (json.loads(line) for file in files for line in file.read_text().splitlines())
+    return {row["model"]: row for row in lines}
+
+
+@cache
 def configs() -> Mapping[str, dict[str, Any]]:
     """Published config.json files by the model's name, those of tests/model_card among them."""
-    files = (HERE.parent / "model_card" / "configs.jsonl", HERE / "model_configs.jsonl")
-    rows = (json.loads(line) for file in files for line in file.read_text().splitlines())
-    return {row["model"]: row["config"] for row in rows}
+    return {model: row["config"] for model, row in rows().items()}
 
 
 @cache
 def card(model: str) -> ModelCard:
-    """The card of a published configuration."""
-    return card_of(configs()[model], source=model, name=model.rsplit("/", 1)[-1], path=None)
+    """The card of a published configuration, ModelOpt's file beside it read as the store reads it."""
+    row = rows()[model]
+    name = model.rsplit("/", 1)[-1]
+    return card_of(row["config"], source=model, name=name, path=None, beside=row.get("beside"))
 
 
 @cache
