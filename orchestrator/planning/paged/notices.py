@@ -105,7 +105,7 @@ def _devices(s: Situation, z: Sizing) -> list[str]:
 
 def _graphs(s: Situation, z: Sizing) -> list[str]:
     rest = z.budget.total - z.budget.requested
-    if s.kind != "vllm" or s.on_cpu or not z.graph or rest >= LEAST_SLACK:
+    if s.kind != "vllm" or s.gpu is None or not z.graph or rest >= LEAST_SLACK:
         return []
     less = math.floor(100 * (1 - LEAST_SLACK / z.budget.total)) / 100
     return [
