@@ -109,10 +109,10 @@ def test_a_quiet_step_shows_its_output_only_where_it_fails(path: Path, code: str
     assert ("chatter" in done.stderr) == shown
 
 
-@pytest.mark.parametrize("script", ["test", "quickstart", "bench-help", "cycles"])
+@pytest.mark.parametrize("script", ["test", "quickstart", "bench-help", "bench-plan", "cycles"])
 def test_every_script_explains_itself(script: str) -> None:
     argv = [str(ROOT / "scripts" / script), "--help"]
-    if script in ("bench-help", "cycles"):
+    if script in ("bench-help", "bench-plan", "cycles"):
         argv.insert(0, REAL)
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
