@@ -56,7 +56,7 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     sized = [sizing.size(s, x, speculation.cost(s, guesses.on(x), x)) for x in layouts]
     fitting = [z for z in sized if z.fits]
     if not fitting:
-        best = max(sized, key=lambda z: (z.kv_bytes, -z.layout.world))
+        best = max(sized, key=lambda z: (min(z.kv_bytes, z.most_kv_bytes), -z.layout.world))
         why = "none that is legal holds the model and its KV"
         return Chosen(best, guesses.on(best.layout), why, "nothing_fits", ())
     if s.goal == "agent" and any(z.copies == 1 for z in fitting):

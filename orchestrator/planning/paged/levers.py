@@ -392,14 +392,20 @@ def pool(s: Situation, z: Sizing) -> dict[str, Decision | None]:
         if s.kind == "sglang":
             return {"kv_cache_tokens": _cpu_pool(s, z, "kv_cache_tokens", z.tokens or 0)}
         return {"kv_cache_bytes": _cpu_pool(s, z, "kv_cache_bytes", z.kv_bytes)}
-    if s.kind == "sglang" and s.is_free("mem_fraction_static"):
+    if s.kind != "sglang":
+        return {}
+    out: dict[str, Decision | None] = {}
+    if s.is_free("mem_fraction_static"):
         share = z.static_share
         rest = size(z.budget.total * (1 - share))
         reason = f"weights and KV pool; {rest} stay for activations and graphs, as SGLang itself reckons"
         if not z.wish.own_reserve:
             reason = f"weights and KV pool; {rest} stay for activations and graphs: less than SGLang keeps"
-        return {"mem_fraction_static": Decision(share, reason, "static_share")}
-    return {}
+        out["mem_fraction_static"] = Decision(share, reason, "static_share")
+    if not s.is_free("kv_cache_bytes") and s.is_free("kv_cache_tokens") and z.tokens:
+        reason = "what kv_cache_bytes hold: SGLang takes the size of its pool in tokens"
+        out["kv_cache_tokens"] = Decision(z.tokens, reason, "pool_in_tokens")
+    return out
 
 
 def _cpu_pool(s: Situation, z: Sizing, lever: str, value: int) -> Decision:

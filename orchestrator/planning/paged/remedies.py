@@ -26,6 +26,8 @@ _TO_AUTO = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "kv_cache_bytes",
+    "kv_cache_tokens",
+    "mem_fraction_static",
     "cuda_graph",
     "speculative",
     "tensor_parallel_size",

@@ -48,7 +48,8 @@ class Sizing:
 
     `tokens` is the KV pool of one copy in tokens, None where no rule is known for the architecture;
     `kv_bytes` its bytes on each device. `fits` is whether the workload's request, or the length that was set,
-    has room. `static_share` is SGLang's share of device memory for weights and pool.
+    has room. `most_kv_bytes` is what a device has for a pool whose size is set. `static_share` is SGLang's
+    share of device memory for weights and pool.
     """
 
     layout: Layout
@@ -58,6 +59,7 @@ class Sizing:
     kv_bytes: int
     tokens: int | None
     fits: bool
+    most_kv_bytes: int
     static_share: float = 0.0
     estimate: Estimate | None = None
 
@@ -266,7 +268,8 @@ def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
     room = _budget(s, layout, w, share, cost)
     kv = _kv_bytes(s, layout, w, cache, room)
     tokens = cache.tokens(kv, w.max_model_len) if kv > 0 else (0 if cache.known else None)
-    z = Sizing(layout, w, room, cache, kv, tokens, fits=False, static_share=share)
+    most = _most_kv(s, layout, room)
+    z = Sizing(layout, w, room, cache, kv, tokens, fits=False, most_kv_bytes=most, static_share=share)
     return replace(z, fits=_fits(z, w))
 
 
@@ -352,11 +355,19 @@ def _kv_bytes(s: Situation, layout: Layout, w: Wish, cache: KvCache, room: Budge
     return max(0, min(there, -(-max(need, one) // MIB) * MIB)) // MIB * MIB
 
 
+def _most_kv(s: Situation, layout: Layout, room: Budget) -> int:
+    """Bytes that each device has for the pool at most. vLLM takes a pool that is set beside weights and
+    activations whatever its share is; SGLang only out of its share (it then takes less)."""
+    if s.on_cpu:
+        return s.host_budget // max(1, layout.world) - room.weights - room.non_torch
+    if s.kind == "sglang":
+        return room.kv + room.margin
+    return room.total - room.weights - room.activation - room.non_torch - room.draft - room.graphs
+
+
 def _fits(z: Sizing, w: Wish) -> bool:
-    if z.tokens is None:
-        return z.kv_bytes > 0
-    need = z.kv.bytes_needed(w.max_model_len)
-    return z.kv_bytes > 0 and (need is None or need <= z.kv_bytes)
+    need = z.kv.bytes_needed(w.max_model_len) if z.tokens is not None else None
+    return 0 < z.kv_bytes <= z.most_kv_bytes and (need is None or need <= z.kv_bytes)
 
 
 def estimated(s: Situation, z: Sizing, concurrency: int, speculative: object = None) -> Sizing:
