@@ -29,6 +29,7 @@ SCHEDULER = "sglang::scheduler"
 @pytest.fixture(scope="module")
 def latency(engines_cli: Cli, hf_model: str) -> dict:
     """The latency goal, its KV pool set by bytes; after a crash it waits longer than these tests take."""
+    engines_cli.env["OMP_NUM_THREADS"] = "3"  # the plan's threads are to win over the caller's
     return engines_cli.ok(
         *("launch", "--engine", "sglang-cpu-stub", "--goal", "latency", "--model", hf_model),
         *("--name", "latency", "--set", f"kv_cache_bytes={KV_BYTES}", "--set", "max_model_len=2048"),
@@ -39,10 +40,12 @@ def latency(engines_cli: Cli, hf_model: str) -> dict:
 
 @pytest.fixture(scope="module")
 def throughput(engines_cli: Cli, hf_model: str) -> dict:
-    """The throughput goal, its KV pool set by a share of the machine's memory."""
+    """The throughput goal, its KV pool set by a share of the machine's memory; one failure is enough."""
     return engines_cli.ok(
         *("launch", "--engine", "sglang-cpu-stub", "--goal", "throughput", "--model", hf_model),
         *("--name", "throughput", "--set", "gpu_memory_utilization=0.2"),
+        *("--set", "supervision.liveness={interval_s: 1, idle_s: 5, strikes: 1}"),
+        *("--set", "supervision.restart.budget=1"),
         timeout=START_S,
     )
 
@@ -166,7 +169,7 @@ def test_a_stop_leaves_no_process_port_segment_or_folder(latency: dict, engines_
     members = process.members(engines_cli.marker("latency"))
     tmpdir = engines_cli.state("latency")["run"]["tmpdir"]
     segments = shared_memory(m.pid for m in members)
-    assert segments
+    assert any("sglang_loads_" in segment for segment in segments)
     assert os.listdir(tmpdir)
     report = engines_cli.ok("stop", "latency")
     assert (report["lost"], report["survivors"]) == (0, [])
@@ -186,7 +189,17 @@ def test_a_pool_set_by_a_share_of_memory_has_the_tokens_predicted(throughput: di
     assert share * 0.5 < tokens * KV_BYTES_PER_TOKEN < share
     # the share is seen above: SGLang is told of the tokens that it comes to
     assert unseen(plan, throughput) == {"gpu_memory_utilization", "threads"}
-    assert engines_cli.ok("stop", "throughput")["survivors"] == []
+
+
+@pytest.mark.full
+def test_a_frozen_scheduler_is_named_a_hang_and_does_not_outlive_it(
+    throughput: dict, engines_cli: Cli
+) -> None:
+    members = process.members(engines_cli.marker("throughput"))
+    os.kill(engines_cli.member("throughput", SCHEDULER), signal.SIGSTOP)
+    failed = engines_cli.await_state("throughput", "failed", timeout=120)
+    assert (failed["reason"], failed["last_failure"]["class"]) == ("crash_loop", "hang")
+    assert [m for m in members if m.alive()] == []
 
 
 def test_heads_that_cannot_be_divided_are_refused_before_any_process(engines_cli: Cli, hf_model: str) -> None:
