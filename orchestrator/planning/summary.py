@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.model_card.card import ModelCard
 from orchestrator.planning.request import Choice
 from orchestrator.planning.situation import Situation
 
@@ -40,7 +41,15 @@ def model(s: Situation, context_length: int) -> dict[str, Any]:
         "mtp_layers": card.mtp_layers,
         "multimodal": card.multimodal,
         "encoder_decoder": card.encoder_decoder,
+        "needs_remote_code": card.needs_remote_code,
+        "draft": _draft(s.inputs.draft),
     }
+
+
+def _draft(draft: ModelCard | None) -> dict[str, Any] | None:
+    if draft is None:
+        return None
+    return {"vocab_size": draft.vocab_size, "context_length": draft.context_length}
 
 
 def machine(s: Situation) -> dict[str, Any]:
