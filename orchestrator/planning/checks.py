@@ -114,13 +114,12 @@ def _not_yet(s: Situation, copies: bool) -> Iterator[Finding]:
 
 
 def _lossy(s: Situation, levers: Mapping[str, Decision]) -> list[Finding]:
-    return [
-        Finding(
-            "lossy",
-            f"{name}={d.value} can change answers, and {s.lossless_by}",
-            change={name: "auto"},
-            after="or --set lossless=false",
-        )
-        for name, d in levers.items()
-        if not d.lossless
-    ]
+    return [_lossy_one(s, name, d) for name, d in levers.items() if not d.lossless]
+
+
+def _lossy_one(s: Situation, name: str, d: Decision) -> Finding:
+    message = f"{name}={d.value} can change answers, and {s.lossless_by}"
+    if d.rule not in ("user", "profile"):
+        # left to the planner it would be the same again
+        return Finding("lossy", f"{message}: {d.reason}", "--set lossless=false")
+    return Finding("lossy", message, change={name: "auto"}, after="or --set lossless=false")

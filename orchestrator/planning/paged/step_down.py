@@ -28,6 +28,10 @@ def smaller(
     change: dict[str, Any] = {}
     if s.is_free("gpu_memory_utilization") and not s.on_cpu and z.utilization > 0.5:
         change["gpu_memory_utilization"] = round(z.utilization - LESS_UTILIZATION, 2)
+    if s.kind == "sglang" and s.is_free("mem_fraction_static") and not s.on_cpu:
+        # else smaller steps would let SGLang's own share grow
+        less = LESS_UTILIZATION if z.static_share > 0.5 else 0.0
+        change["mem_fraction_static"] = round(z.static_share - less, 3)
     seqs = max(1, z.max_num_seqs // 2)
     if s.is_free("max_num_seqs") and seqs < z.max_num_seqs:
         change["max_num_seqs"] = seqs
