@@ -20,6 +20,8 @@ _METHOD = r"[a-z0-9][a-z0-9_-]{0,62}"
 # least and most of each figure that a way to guess may take
 SPECULATIVE_FIGURES = {
     "num_tokens": (1, 10_000, "tokens guessed in one step"),
+    "num_steps": (1, 10_000, "passes of the draft for one step (SGLang)"),
+    "topk": (1, 10_000, "branches that the draft follows (SGLang)"),
     "min_tokens": (0, 10_000, "fewer guessed tokens than these are not checked"),
     "prompt_lookup_min": (1, 10_000, "shortest run of tokens that is looked up (n-gram)"),
     "prompt_lookup_max": (1, 10_000, "longest run of tokens that is looked up (n-gram)"),

@@ -79,7 +79,8 @@ class RenderRequest:
 
     `served_model` is the name the server answers to. `host` is the address to bind; `port` None = first free.
     `engine_args` are the user's raw extras for this engine; they are refused where the plan owns the flag.
-    `nodes` are the machines, all alike, over which one deployment is spread.
+    `nodes` are the machines, all alike, over which one deployment is spread. `device_indexes` are NVML's
+    numbers of the machine's GPUs by UUID, in the order of the PCI bus.
     """
 
     levers: Mapping[str, Decision]
@@ -92,6 +93,7 @@ class RenderRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     api_key_file: str | None = None
     nodes: int = 1
+    device_indexes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

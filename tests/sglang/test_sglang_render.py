@@ -8,11 +8,13 @@ import pytest
 from sglang_lines import SILENT, VALUES, many, rendered, single, words
 
 import orchestrator.engines.sglang
-from orchestrator.engines.base import Installation, Rendered
+from orchestrator.engines.base import Installation, Rendered, RenderRequest
 from orchestrator.engines.sglang import captured
 from orchestrator.engines.sglang.captured import versions
 from orchestrator.engines.sglang.owned import read
+from orchestrator.engines.sglang.render import render
 from orchestrator.levers import LEVERS
+from orchestrator.plan import Decision
 
 TABLES = Path(orchestrator.engines.sglang.__file__).parent / "flags"
 NEWEST = captured.captured("0.5.23")
@@ -255,6 +257,18 @@ def test_a_cpu_is_named_with_a_kernel_that_it_has_and_a_pool_of_stated_size() ->
 def test_devices_are_made_visible_by_uuid() -> None:
     env = rendered(NEWEST, device_ids=["GPU-a", "MIG-b"]).processes[0].env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("GPU-a,MIG-b", "PCI_BUS_ID")
+
+
+def test_several_devices_go_by_their_numbers_where_those_are_known() -> None:
+    decided = {"device_ids": Decision(["GPU-a", "GPU-c"], "", "test")}
+    numbers = {"GPU-a": 0, "GPU-b": 1, "GPU-c": 2}
+    request = RenderRequest(decided, NEWEST, "/m", "m", device_indexes=numbers)
+    env = render(request).processes[0].env
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("0,2", "PCI_BUS_ID")
+    one = RenderRequest(
+        {"device_ids": Decision(["GPU-c"], "", "test")}, NEWEST, "/m", "m", device_indexes=numbers
+    )
+    assert render(one).processes[0].env["CUDA_VISIBLE_DEVICES"] == "GPU-c"
 
 
 def test_less_host_memory_than_a_gigabyte_a_rank_is_refused_with_what_is_enough() -> None:

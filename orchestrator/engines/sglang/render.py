@@ -143,7 +143,7 @@ def render(request: RenderRequest) -> Rendered:
     _scheduling(line)
     _chat(line)
     _speculation(line)
-    env = _devices(line, request.nodes)
+    env = _devices(line, request.nodes, request.device_indexes)
     own, refused = nodes.arguments(request.nodes, request.installation)
     violations = [*refused, *line.violations, *_names(request), *owned_violations(request)]
     processes = tuple(
@@ -366,12 +366,19 @@ def _speculation(line: Line) -> None:
     line.missing += [f"speculative.{key}" for key in left]
 
 
-def _devices(line: Line, count: int) -> dict[str, str]:
+def _devices(line: Line, count: int, indexes: Mapping[str, int]) -> dict[str, str]:
     """The environment that makes only the planned devices visible, and the cores of the CPU backend. The
-    devices of one node say nothing on another."""
+    devices of one node say nothing on another.
+
+    Several devices go by their numbers: SGLang reads CUDA_VISIBLE_DEVICES as numbers when it sets up its own
+    all-reduce, and falls back to NCCL's without a word where it holds UUIDs (0.5.23
+    srt/distributed/device_communicators/custom_all_reduce_utils.py:475, parallel_state.py:515).
+    """
     env: dict[str, str] = {}
     devices, threads = line.value("device_ids"), line.value("threads")
     if devices is not None and devices != "auto" and count == 1:
+        if len(devices) > 1 and all(uuid in indexes for uuid in devices):
+            devices = [str(indexes[uuid]) for uuid in devices]
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

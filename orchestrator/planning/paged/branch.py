@@ -29,11 +29,11 @@ def make_plan(inputs: PlanInputs) -> Plan:
     s = Situation(inputs)
     draft = _draft(s)
     if draft.refused:
-        violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, _trial(inputs))
+        violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, _trial(s))
         return replace(draft.plan, violations=tuple(dict.fromkeys(violations)))
     steps: dict[str, Any] = {}
     for causes, change in smaller(s, draft.sizing, draft.plan.levers):
-        lower = _draft(Situation(inputs.with_levers(change)), draft.sizing.layout)
+        lower = _draft(s.changed(change), draft.sizing.layout)
         if not lower.refused:
             plan = _stepped(lower.plan, draft.plan, change)
             steps |= {cause: plan.to_json() for cause in causes}
@@ -60,9 +60,9 @@ class Draft:
         return frozenset((*ours, *(v.code for v in self.engines)))
 
 
-def _trial(inputs: PlanInputs) -> Any:
+def _trial(s: Situation) -> Any:
     """What would be refused, by code, if some levers were others."""
-    return lambda change: _draft(Situation(inputs.with_levers(change))).codes
+    return lambda change: _draft(s.changed(change)).codes
 
 
 def _draft(s: Situation, only: Layout | None = None) -> Draft:
@@ -80,6 +80,7 @@ def _draft(s: Situation, only: Layout | None = None) -> Draft:
         engine_args=(*s.needs.flags, *s.profile.engine_args[s.kind]),
         env={**s.needs.env, **s.profile.env},
         nodes=z.layout.nodes,
+        device_indexes={g.uuid: g.index for g in inputs.machine.gpus},
     )
     rendered = inputs.engine.render(request)
     unset = [n for n in WORDLESS if not s.is_free(n) and s.given(n) not in IN_EFFECT.get(n, ())]

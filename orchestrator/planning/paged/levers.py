@@ -289,7 +289,7 @@ def scheduling(s: Situation) -> Decision:
         return Decision("fcfs", "in order of arrival: no request is more urgent", "fcfs")
     ask = 'a client sends "priority": 10 with a long job, and it waits aside (smaller runs first)'
     if s.kind == "sglang":
-        ask = 'a client sends "priority" with a request; see --schedule-low-priority-values-first'
+        ask = 'a client sends "priority": 10 with a request, and it goes before others (larger runs first)'
     reason = f"without priorities as fcfs; {ask}"
     fcfs = Rejected("fcfs", "a long job would hold everyone who comes after it")
     return Decision("priority", reason, "latency_priority", rejected=(fcfs,))
