@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from orchestrator.machine.machine import Gpu
@@ -49,12 +50,16 @@ class Budget:
 
 def visible_bytes(gpu: Gpu) -> int:
     """What CUDA shows of a device: less than NVML counts. A MIG slice shows what it has."""
-    table = rules()["visible"]
     if gpu.vendor == "amd" or gpu.mig:
         return gpu.memory_bytes
-    name = gpu.name.lower()
-    less = next((v for k, v in table["by_name"].items() if k in name), table["default_gib"])
-    return max(0, gpu.memory_bytes - int(less * GIB))
+    return max(0, gpu.memory_bytes - _hidden_bytes(gpu.name))
+
+
+@lru_cache(maxsize=64)
+def _hidden_bytes(device: str) -> int:
+    table = rules()["visible"]
+    name = device.lower()
+    return int(next((v for k, v in table["by_name"].items() if k in name), table["default_gib"]) * GIB)
 
 
 def budget(

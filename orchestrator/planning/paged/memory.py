@@ -18,6 +18,8 @@ GIB = 2**30
 Kind = Literal["vllm", "sglang"]
 Version = tuple[int, int, int]
 NEWEST: Version = (999, 0, 0)
+_BY_VERSION: dict[tuple[int, str | None], tuple[Mapping[str, float], float]] = {}
+_KEPT = 256
 
 
 @cache
@@ -44,8 +46,15 @@ def since(version: str | None, first: str) -> bool:
 
 def by_version(table: Mapping[str, float], version: str | None) -> float:
     """The entry of the latest `from` that is not above the version; the first where all are."""
-    known = sorted(table, key=version_of)
-    return table[next((k for k in reversed(known) if since(version, k)), known[0])]
+    # asked for each layout: a table that is kept has one answer a version
+    kept = _BY_VERSION.get((id(table), version))
+    if kept is None or kept[0] is not table:
+        known = sorted(table, key=version_of)
+        value = table[next((k for k in reversed(known) if since(version, k)), known[0])]
+        if len(_BY_VERSION) >= _KEPT:
+            _BY_VERSION.clear()
+        kept = _BY_VERSION[id(table), version] = (table, value)
+    return kept[1]
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,18 @@ LENGTH_STEP = 256
 
 @dataclass(frozen=True)
 class Situation(Common):
-    """Inputs with the figures that decisions about vLLM and SGLang need."""
+    """Inputs with the figures that decisions about vLLM and SGLang need.
+
+    `known` keeps what follows from model, machine and engine alone, for all drafts of one plan.
+    """
+
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def changed(self, change: Mapping[str, Any]) -> Situation:
+        """With some levers set otherwise; "auto" leaves one to the planner again."""
+        other = Situation(self.inputs.with_levers(change), self.known)
+        vars(other).update(family=self.family, needs=self.needs)
+        return other
 
     @property
     def kind(self) -> Kind:

@@ -6,18 +6,26 @@ that somebody set, has room in the KV pool.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from orchestrator.planning.paged import latency, table
-from orchestrator.planning.paged.budget import Budget, budget, sglang_defaults, visible_bytes
+from orchestrator.planning.paged.budget import (
+    Budget,
+    budget,
+    forward_bytes,
+    graph_bytes,
+    sglang_defaults,
+    visible_bytes,
+)
 from orchestrator.planning.paged.kv_cache import KvCache, kv_cache
 from orchestrator.planning.paged.kv_type import may_take_fp8
 from orchestrator.planning.paged.latency import Estimate
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import GIB, MIB, Situation, stepped
 from orchestrator.planning.paged.speculation import SpeculationCost
-from orchestrator.planning.paged.weights import weights_per_gpu
+from orchestrator.planning.paged.weights import Weights, weights_per_gpu
 
 LEAST_BATCH = 512
 
@@ -153,21 +161,43 @@ def goal_batch(s: Situation) -> int:
 def _batch_by_itl(s: Situation, layout: Layout, kv_dtype: str) -> int | None:
     """Tokens of a step that takes no longer than the gap that is asked for; None where nothing is asked, or
     speed is not known."""
-    itl, w = s.profile.slo.itl_p99_ms, s.profile.workload
+    itl = s.profile.slo.itl_p99_ms
     if itl is None or s.on_cpu or s.goal == "throughput":
         return None
+    gpu = layout.devices[0].uuid if layout.devices else None
+    key = ("itl", kv_dtype, _shape(layout), layout.data, layout.nodes, layout.link, gpu, len(layout.devices))
+    if key not in s.known:
+        s.known[key] = _tokens_for_itl(s, layout, kv_dtype, itl)
+    found: int | None = s.known[key]
+    return stepped(found) if found is not None else None
+
+
+def _shape(layout: Layout) -> tuple[int, int, int, bool]:
+    """What weights and KV of one device depend on."""
+    return layout.tensor, layout.pipeline, layout.attention_data, layout.expert
+
+
+def _tokens_for_itl(s: Situation, layout: Layout, kv_dtype: str, itl: float) -> int | None:
+    w = s.profile.workload
     cache = kv_cache(s.card, layout, kind=s.kind, version=s.version_text, kv_dtype=kv_dtype, device=s.device)
-    found = latency.batch_tokens_for_itl(
+    return latency.batch_tokens_for_itl(
         s.card,
         layout,
-        weights_per_gpu=weights_per_gpu(s.card, layout, kind=s.kind).worst,
+        weights_per_gpu=_weights(s, layout).worst,
         kv_bytes_per_token_per_gpu=cache.bytes_per_token_per_gpu or 0.0,
         input_tokens=w.input_tokens,
         output_tokens=w.output_tokens,
         concurrency=w.concurrency,
         itl_ms=itl,
     )
-    return stepped(found) if found is not None else None
+
+
+def _weights(s: Situation, layout: Layout, mtp: bool = False) -> Weights:
+    key = ("weights", _shape(layout), mtp)
+    if key not in s.known:
+        s.known[key] = weights_per_gpu(s.card, layout, kind=s.kind, mtp_loaded=mtp)
+    found: Weights = s.known[key]
+    return found
 
 
 def utilization(s: Situation, layout: Layout) -> float:
@@ -189,13 +219,22 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
         halved = _settled(s, layout, replace(first, kv_dtype="fp8"), cost)
         if halved.fits:
             return halved
-    if sizing.fits:
+    if sizing.fits or _never(s, sizing):
         return sizing
     for smaller in _rungs(s, first):
         attempt = _settled(s, layout, smaller, cost)
         if attempt.fits:
             return attempt
     return sizing
+
+
+def _never(s: Situation, z: Sizing) -> bool:
+    """Whether no rung can help: what all of them take leaves nothing of the largest share."""
+    b = z.budget
+    if s.on_cpu or s.given("kv_cache_bytes") is not None or s.given("kv_cache_tokens") is not None:
+        return False
+    most = max(b.requested, math.ceil(b.total * z.utilization))
+    return most <= b.weights + b.non_torch + b.draft + b.margin
 
 
 def _holds_too_little(z: Sizing, wished: Wish) -> bool:
@@ -274,20 +313,27 @@ def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
 
 
 def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> KvCache:
-    return kv_cache(
-        s.card,
-        layout,
-        kind=s.kind,
-        version=s.version_text,
-        kv_dtype=w.kv_dtype,
-        block_size=s.given("block_size"),
-        prefix_caching=s.given("prefix_caching") is not False,
-        speculative_tokens=w.speculative_tokens,
-        mtp=cost is not None and cost.mtp,
-        draft=s.inputs.draft,
-        max_num_batched_tokens=w.max_num_batched_tokens,
-        device=s.device,
-    )
+    prefix, mtp = s.given("prefix_caching") is not False, cost is not None and cost.mtp
+    draft, block, batch = s.inputs.draft, s.given("block_size"), w.max_num_batched_tokens
+    sizes = layout.tensor, layout.pipeline
+    key = ("kv", sizes, w.kv_dtype, w.speculative_tokens, batch, mtp, block, prefix, draft is None)
+    if key not in s.known:
+        s.known[key] = kv_cache(
+            s.card,
+            layout,
+            kind=s.kind,
+            version=s.version_text,
+            kv_dtype=w.kv_dtype,
+            block_size=block,
+            prefix_caching=prefix,
+            speculative_tokens=w.speculative_tokens,
+            mtp=mtp,
+            draft=draft,
+            max_num_batched_tokens=batch,
+            device=s.device,
+        )
+    found: KvCache = s.known[key]
+    return found
 
 
 def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: SpeculationCost | None) -> Budget:
@@ -303,7 +349,7 @@ def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: Speculati
         cuda_graph_max=w.graph,
         draft_bytes=cost.weights_bytes if cost is not None else 0,
         total_bytes=s.inputs.machine.memory_limit_bytes if s.on_cpu else None,
-        mtp_loaded=cost is not None and cost.mtp,
+        weights=_weights(s, layout, cost is not None and cost.mtp),
     )
 
 
@@ -325,8 +371,8 @@ def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
         cuda_graph_max=w.graph or None,
         max_running_requests=w.max_num_seqs,
     )
-    room = _budget(s, layout, w, w.utilization, None)
-    share = w.utilization - room.outside / max(1, total)
+    outside = forward_bytes(s.card, w.max_num_batched_tokens) + graph_bytes(w.graph)
+    share = w.utilization - outside / max(1, total)
     if w.own_reserve:
         share = min(share, own.mem_fraction_static)
     return max(0.01, int(share * 1000) / 1000)
