@@ -63,7 +63,10 @@ class Parsed:
 
 def canonical(flag: Flag) -> str:
     """The name a flag goes by here: its first long spelling, else its first."""
-    return next((s for s in flag.spellings if s.startswith("--")), flag.spellings[0])
+    first = flag.spellings[0]
+    if first.startswith("--"):
+        return first
+    return next((s for s in flag.spellings if s.startswith("--")), first)
 
 
 def negates(flag: Flag, spelling: str) -> bool:
@@ -169,7 +172,7 @@ class _Reader:
         dotted: bool,
         optional: bool,
     ) -> None:
-        self.installation = installation
+        self.installation, self.listed = installation, index(installation)
         self.underscores, self.abbreviations = underscores, abbreviations
         self.dotted, self.optional = dotted, optional
         self.values: dict[str, Any] = {}
@@ -201,6 +204,8 @@ class _Reader:
         return " " in word and not self._matches(word.partition("=")[0])
 
     def _matches(self, name: str) -> tuple[str, ...]:
+        if name in self.listed:
+            return (name,)
         return matches(
             name, self.installation, underscores=self.underscores, abbreviations=self.abbreviations
         )
@@ -222,7 +227,7 @@ class _Reader:
                 # what follows an unknown flag is taken for its value
                 words.pop(0)
             return
-        flag = index(self.installation)[found[0]]
+        flag = self.listed[found[0]]
         values = list(self._values(flag, words, equals, text, key))
         self.given.append(Given(flag, word, found[0], tuple(values), key))
         self._store(self.given[-1], equals)

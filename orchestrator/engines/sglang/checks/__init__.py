@@ -7,11 +7,14 @@ them look at the command line itself, so they hold for levers and for raw engine
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from orchestrator.engines.base import Installation
 from orchestrator.engines.sglang.checks import sizes, table
 from orchestrator.engines.sglang.checks.args import Args, read
 from orchestrator.plan import Plan, Violation
+
+_last: tuple[tuple[Any, ...], tuple[Args, ...]] | None = None
 
 
 def check(plan: Plan, installation: Installation) -> list[Violation]:
@@ -29,7 +32,7 @@ def warnings(plan: Plan, installation: Installation) -> list[str]:
     said = [
         rule.said(args)
         for args in _processes(plan, installation)
-        for rule in table.rules("adjusted")
+        for rule in table.rules_for("adjusted", args.version)
         if rule.applies(args)
     ]
     return list(dict.fromkeys(said))
@@ -48,16 +51,19 @@ def refused(args: Args) -> Iterator[Violation]:
         sizes.quantization,
     ):
         yield from part(args)
-    for rule in table.rules("refused"):
+    for rule in table.rules_for("refused", args.version):
         if rule.applies(args):
             yield Violation(rule.code, rule.said(args), rule.remedy(args))
 
 
-def _processes(plan: Plan, installation: Installation) -> Iterator[Args]:
-    for process in plan.processes:
-        args = read(plan, process, installation)
-        if args is not None:
-            yield args
+def _processes(plan: Plan, installation: Installation) -> tuple[Args, ...]:
+    """The plan's processes, read; kept, as `check` follows `warnings` on the same ones."""
+    global _last
+    seen = (plan.processes, plan.model, plan.machine, plan.predictions, installation)
+    if _last is None or any(a is not b for a, b in zip(_last[0], seen, strict=True)):
+        found = (read(plan, process, installation) for process in plan.processes)
+        _last = seen, tuple(args for args in found if args is not None)
+    return _last[1]
 
 
 def _unparsed(args: Args) -> Iterator[Violation]:

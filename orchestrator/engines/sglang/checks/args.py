@@ -48,10 +48,12 @@ class Args:
 
     def get(self, flag: str, default: Any = None) -> Any:
         """What the command line says of a flag by any of its names, else `default`, else SGLang's own."""
-        known = index(self.installation).get(flag)
-        value = None if known is None else self.parsed.values.get(canonical(known))
-        if value is None:
-            value = self.parsed.values.get(flag)
+        values = self.parsed.values
+        value = values.get(flag)
+        known = self.listed.get(flag)
+        if known is not None and (name := canonical(known)) != flag:
+            named = values.get(name)
+            value = named if named is not None else value
         if value is not None:
             return value
         return _DEFAULTS.get(flag) if default is None else default
@@ -68,7 +70,7 @@ class Args:
 
     def given(self, flag: str) -> bool:
         """Whether the command line holds the flag itself, whatever its value."""
-        known = index(self.installation).get(flag)
+        known = self.listed.get(flag)
         return known is not None and canonical(known) in self.parsed.values
 
     def lists(self, flag: str) -> bool:
@@ -78,6 +80,10 @@ class Args:
         return index(self.installation).get(flag)
 
     # what follows
+
+    @cached_property
+    def listed(self) -> Mapping[str, Flag]:
+        return index(self.installation)
 
     @cached_property
     def version(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,35 @@ _PLACE = re.compile(r"\{(--[\w-]+|@\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition, read: of a flag or of a `fact` of Args, met where the comparison comes out as `wanted`.
+
+    `operand` is a number, or the words that are compared with.
+    """
+
+    what: str
+    fact: str | None
+    how: str | None
+    operand: Any
+    wanted: bool
+
+    def met(self, args: Args) -> bool:
+        how = self.how
+        if how == "is given":
+            return args.given(self.what) == self.wanted
+        actual = args.get(self.what) if self.fact is None else getattr(args, self.fact)
+        if how is None:
+            return bool(actual) == self.wanted
+        if how in _ORDER:
+            number = isinstance(actual, (int, float)) and not isinstance(actual, bool)
+            return (number and _ORDER[how](actual, self.operand)) == self.wanted
+        among = (
+            bool(actual & self.operand) if isinstance(actual, frozenset) else _plain(actual) in self.operand
+        )
+        return (among == (how in ("=", "in"))) == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """Holds where all of `when` and none of `unless` do, from version `since` on and before `until`."""
 
@@ -39,11 +68,24 @@ class Rule:
     source: str
     since: tuple[int, ...]
     until: tuple[int, ...]
+    asked: tuple[Condition, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a condition cannot be read."""
+        read = [condition(c, True) for c in self.when] + [condition(c, False) for c in self.unless]
+        object.__setattr__(self, "asked", tuple(read))
+
+    def covers(self, version: tuple[int, ...]) -> bool:
+        return version >= self.since and not (self.until and version >= self.until)
 
     def applies(self, args: Args) -> bool:
-        if args.version < self.since or (self.until and args.version >= self.until):
+        if not self.covers(args.version):
             return False
-        return all(holds(c, args) for c in self.when) and not any(holds(c, args) for c in self.unless)
+        # a loop, not all(): it runs for every rule of every plan
+        for asked in self.asked:  # noqa: SIM110
+            if not asked.met(args):
+                return False
+        return True
 
     def said(self, args: Args) -> str:
         return _filled(self.say, args)
@@ -52,14 +94,31 @@ class Rule:
         return _filled(self.do, args)
 
 
-def holds(condition: str, args: Args) -> bool:
+def holds(text: str, args: Args) -> bool:
     """Whether a condition does. Raises ValueError where it cannot be read."""
-    match = _CONDITION.fullmatch(condition)
+    return condition(text, True).met(args)
+
+
+def condition(text: str, wanted: bool) -> Condition:
+    """What a text asks for, met where it is `wanted`. Raises ValueError where it cannot be read."""
+    match = _CONDITION.fullmatch(text)
     if match is None:
-        raise ValueError(f"no condition: {condition!r}")
-    what, value = match.group("what"), match.group("value")
-    how = match.group("given") or match.group("how")
-    return _compared(args, what, how, value) != bool(match.group("not"))
+        raise ValueError(f"no condition: {text!r}")
+    what, value = match["what"], match["value"] or ""
+    how = match["given"] or match["how"]
+    operand: Any = None
+    if how in _ORDER:
+        operand = float(value or 0)
+    elif how in ("=", "!=", "in", "not in"):
+        operand = frozenset(c.strip() for c in value.split(","))
+    fact = what[1:] if what.startswith("@") else None
+    return Condition(what, fact, how, operand, wanted != bool(match["not"]))
+
+
+@functools.cache
+def rules_for(name: str, version: tuple[int, ...]) -> tuple[Rule, ...]:
+    """Those of `rules` that are for a version."""
+    return tuple(rule for rule in rules(name) if rule.covers(version))
 
 
 @functools.cache
@@ -68,12 +127,7 @@ def rules(name: str) -> tuple[Rule, ...]:
     import yaml
 
     text = (Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
-    made = tuple(_rule(row) for row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    for rule in made:
-        for condition in rule.when + rule.unless:
-            if _CONDITION.fullmatch(condition) is None:
-                raise ValueError(f"{rule.code}: no condition: {condition!r}")
-    return made
+    return tuple(_rule(row) for row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def _rule(row: dict[str, Any]) -> Rule:
@@ -87,20 +141,6 @@ def _rule(row: dict[str, Any]) -> Rule:
         since=version_of(str(row.get("since", ""))),
         until=version_of(str(row.get("until", ""))),
     )
-
-
-def _compared(args: Args, what: str, how: str | None, text: str | None) -> bool:
-    if how == "is given":
-        return args.given(what)
-    actual = _value(args, what)
-    if how is None:
-        return bool(actual)
-    if how in _ORDER:
-        number = isinstance(actual, (int, float)) and not isinstance(actual, bool)
-        return number and _ORDER[how](actual, float(text or 0))
-    many = actual if isinstance(actual, frozenset) else {_plain(actual)}
-    choices = {c.strip() for c in (text or "").split(",")}
-    return bool(many & choices) == (how in ("=", "in"))
 
 
 def _value(args: Args, what: str) -> Any:

@@ -15,6 +15,7 @@ from orchestrator.engines.vllm.arguments import parse
 from orchestrator.plan import Plan, ProcessPlan
 
 _PORT = re.compile(r"\{port:\w+\}")
+_last: tuple[tuple[Any, ...], list[Settings]] | None = None
 _ENGINE_ROLES = ("router", "gate")
 
 
@@ -141,7 +142,15 @@ SPEC_FLAGS = {
 
 
 def settings_of(plan: Plan, installation: Installation) -> list[Settings]:
-    """One for each process of the plan that is a vLLM server."""
+    """One for each process of the plan that is a vLLM server; kept, as checks follow warnings on the same."""
+    global _last
+    seen = (plan.processes, plan.model, plan.machine, installation)
+    if _last is None or any(a is not b for a, b in zip(_last[0], seen, strict=True)):
+        _last = seen, _read(plan, installation)
+    return _last[1]
+
+
+def _read(plan: Plan, installation: Installation) -> list[Settings]:
     gpus = tuple(g for g in plan.machine.get("gpus") or () if isinstance(g, Mapping))
     return [
         Settings(
