@@ -13,9 +13,8 @@ from orchestrator.planning import checks, summary
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import checks as own_checks
 from orchestrator.planning.paged import choose, levers, notices, predictions
-from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.left_out import IN_EFFECT, LEFT_OUT, WORDLESS
-from orchestrator.planning.paged.remedies import settled
+from orchestrator.planning.paged.remedies import Trial, settled
 from orchestrator.planning.paged.situation import Situation
 from orchestrator.planning.paged.sizing import Sizing, wished_context
 from orchestrator.planning.paged.step_down import smaller
@@ -29,14 +28,25 @@ def make_plan(inputs: PlanInputs) -> Plan:
     s = Situation(inputs)
     draft = _draft(s)
     if draft.refused:
-        violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, _trial(s))
+        trial = Trial(
+            fits=lambda change: choose.anything_fits(s.changed(change)),
+            codes=lambda change: _draft(s.changed(change)).codes,
+        )
+        violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, trial)
         return replace(draft.plan, violations=tuple(dict.fromkeys(violations)))
     steps: dict[str, Any] = {}
     for causes, change in smaller(s, draft.sizing, draft.plan.levers):
-        lower = _draft(s.changed(change), draft.sizing.layout)
+        after = s.changed(change)
+        chosen = choose.choose(after, draft.sizing.layout)
+        length = draft.sizing.max_model_len
+        if chosen.sizing.max_model_len > length:
+            # what a smaller step frees stays free: memory was less than was thought
+            change = {**change, "max_model_len": length}
+            after = s.changed(change)
+            chosen = choose.choose(after, draft.sizing.layout)
+        lower = _draft(after, chosen)
         if not lower.refused:
-            plan = _stepped(lower.plan, draft.plan, change)
-            steps |= {cause: plan.to_json() for cause in causes}
+            steps |= dict.fromkeys(causes, _stepped(lower.plan, draft.plan, change).to_json())
     return replace(draft.plan, steps_down=steps)
 
 
@@ -60,14 +70,9 @@ class Draft:
         return frozenset((*ours, *(v.code for v in self.engines)))
 
 
-def _trial(s: Situation) -> Any:
-    """What would be refused, by code, if some levers were others."""
-    return lambda change: _draft(s.changed(change)).codes
-
-
-def _draft(s: Situation, only: Layout | None = None) -> Draft:
+def _draft(s: Situation, chosen: choose.Chosen | None = None) -> Draft:
     inputs = s.inputs
-    chosen = choose.choose(s, only)
+    chosen = chosen or choose.choose(s)
     z = chosen.sizing
     decided = _decide(s, chosen)
     request = RenderRequest(
@@ -199,7 +204,7 @@ def _marked(s: Situation, name: str, d: Decision) -> Decision:
     """With whether it is the engine's own default, and without the chosen value among the rejected ones."""
     stock = s.inputs.engine.stock(name, s.inputs.installation, gpu=s.gpu)
     others = tuple(r for r in d.rejected if r.value != d.value)
-    return replace(d, stock=d.value == stock, rejected=others)
+    return Decision(d.value, d.reason, d.rule, d.lossless, d.value == stock, others)
 
 
 def _stepped(plan: Plan, before: Plan, change: Mapping[str, Any]) -> Plan:

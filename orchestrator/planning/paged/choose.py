@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.plan import Decision, Rejected
 from orchestrator.planning.paged import parallelism, sizing, speculation
@@ -18,13 +19,16 @@ NEAR_THROUGHPUT = 1.05
 """Within this factor of the most tokens a layout is taken that holds the workload's concurrency, then one
 with fewer stages, then with fewer devices."""
 
+TOLD = 6
+"""Layouts that a plan shows with why they were not taken."""
+
 SATURATION = 256
 """Requests at once, per copy, at which layouts are compared for throughput: where vLLM's own default lay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The layout that was taken, why, and for the others why not."""
+    """The layout that was taken, why, and for the first others why not."""
 
     sizing: Sizing
     speculative: Decision
@@ -38,21 +42,25 @@ class _Guesses:
     """How tokens are guessed on each layout: what it depends on is asked once."""
 
     s: Situation
-    known: dict[tuple[int, int, int], Decision] = field(default_factory=dict)
+    known: dict[Any, Decision] = field(default_factory=dict)
 
     def on(self, layout: Layout) -> Decision:
-        key = (layout.pipeline, layout.data, layout.attention_data)
-        if key not in self.known:
-            self.known[key] = speculation.decide(self.s, layout)
-        return self.known[key]
+        s = self.s
+        key: tuple[Any, ...] = (layout.pipeline, layout.data, layout.attention_data)
+        known = self.known
+        if s.is_free("speculative"):
+            # the same in every draft of the plan
+            key, known = ("guess", *key, s.given("max_num_seqs"), s.inputs.draft is None), s.known
+        if key not in known:
+            known[key] = speculation.decide(s, layout)
+        found: Decision = known[key]
+        return found
 
 
 def choose(s: Situation, only: Layout | None = None) -> Chosen:
     """The best layout that fits, else the one with most room, which does not; `only` where one is decided."""
     guesses = _Guesses(s)
-    layouts = [only] if only is not None else parallelism.candidates(
-        s.card, s.inputs.machine, s.usable, kind=s.kind, version=s.version_text, given=_given(s)
-    )  # fmt: skip
+    layouts = [only] if only is not None else _layouts(s)
     sized = [sizing.size(s, x, speculation.cost(s, guesses.on(x), x)) for x in layouts]
     fitting = [z for z in sized if z.fits]
     if not fitting:
@@ -77,8 +85,26 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     best = sizing.estimated(s, best, s.profile.workload.concurrency, guess.value)
     by_layout = {z.layout: z for z in rated}
     others = [z for z in sized if z.layout != best.layout]
-    rejected = tuple((z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in others)
+    told = others[:TOLD]
+    rejected = tuple((z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in told)
     return Chosen(best, guess, why, rule, rejected)
+
+
+def anything_fits(s: Situation) -> bool:
+    """Whether a layout holds the model and its KV: then `choose` takes such a one."""
+    guesses = _Guesses(s)
+    return any(sizing.size(s, x, speculation.cost(s, guesses.on(x), x)).fits for x in _layouts(s))
+
+
+def _layouts(s: Situation) -> list[Layout]:
+    given = _given(s)
+    key = ("layouts", tuple(given.items()), tuple(g.uuid for g in s.usable.gpus))
+    if key not in s.known:
+        s.known[key] = parallelism.candidates(
+            s.card, s.inputs.machine, s.usable, kind=s.kind, version=s.version_text, given=given
+        )
+    found: list[Layout] = s.known[key]
+    return found
 
 
 def _without_slow_links(fitting: list[Sizing]) -> list[Sizing]:
@@ -209,6 +235,6 @@ def words(layout: Layout) -> str:
     return f"{text} with experts spread" if layout.expert else text
 
 
-def rejected(chosen: Chosen, most: int = 6) -> tuple[Rejected, ...]:
+def rejected(chosen: Chosen) -> tuple[Rejected, ...]:
     """Other layouts as a plan shows them."""
-    return tuple(Rejected(words(layout), why) for layout, why in chosen.rejected[:most])
+    return tuple(Rejected(words(layout), why) for layout, why in chosen.rejected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.plan import Violation
@@ -14,11 +14,18 @@ from orchestrator.planning.paged.sizing import Sizing
 from orchestrator.planning.words import size
 
 Change = dict[str, Any]
-Trial = Callable[[Mapping[str, Any]], frozenset[str]]
 
-MEMORY = frozenset({"kv_does_not_fit", "weights_do_not_fit"})
 
-_FOLLOWS = frozenset({"pool_below_context", "no_room_for_requests"})
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The planner with some levers set otherwise: whether a layout would hold the model, and the codes of
+    everything that would be refused, which takes longer to find out."""
+
+    fits: Callable[[Mapping[str, Any]], bool]
+    codes: Callable[[Mapping[str, Any]], frozenset[str]]
+
+
+_FOLLOWS = frozenset({"pool_below_context", "no_room_for_requests", "pool_without_room", "kv_cache_bytes"})
 """An engine's own refusals that say no more than that memory is short."""
 
 _TO_AUTO = (
@@ -55,29 +62,31 @@ def settled(
     for f in findings:
         own |= f.change
     out = [f.violation() for f in findings]
-    if shortage:
-        base = trial(own) if own else frozenset(f.code for f in shortage)
-        if not own or base & MEMORY:
-            found = next((c for c in _changes(s, z) if not trial({**own, **c}) & MEMORY), None)
-            out += [_told(s, f, found) for f in shortage]
-            own |= found or {}
+    if shortage and not (own and trial.fits(own)):
+        found = next((c for c in _changes(s, z) if trial.fits({**own, **c})), None)
+        out += [_told(s, f, found) for f in shortage]
+        own |= found or {}
     ours = {v.code for v in out} | (_FOLLOWS if shortage else frozenset())
-    after = trial(own) if own else None
-    return [*out, *(v for v in engines if v.code not in ours and (after is None or v.code in after))]
+    others = [v for v in engines if v.code not in ours]
+    if own and others:
+        left = trial.codes(own)
+        others = [v for v in others if v.code in left]
+    return [*out, *others]
 
 
 def _changes(s: Situation, z: Sizing) -> Iterator[Change]:
     """Changes that may help, the one that costs least first."""
     length = s.given("max_model_len")
-    if length is not None and z.tokens:
-        yield {"max_model_len": stepped(_longest(z))}
+    longest = _longest(z) if length is not None and z.tokens else 0
+    if longest:
+        yield {"max_model_len": stepped(longest)}
     for lever in _TO_AUTO:
         if not s.is_free(lever):
             yield {lever: "auto"}
     if why_not_fp8(s) is None and s.given("kv_cache_dtype") is None:
         yield {"kv_cache_dtype": "fp8"}
-        if length is not None and z.tokens:
-            yield {"kv_cache_dtype": "fp8", "max_model_len": stepped(2 * _longest(z))}
+        if longest:
+            yield {"kv_cache_dtype": "fp8", "max_model_len": stepped(2 * longest)}
     free: Change = {lever: "auto" for lever in _TO_AUTO if not s.is_free(lever)}
     if len(free) > 1:
         yield free
