@@ -258,8 +258,8 @@ def async_scheduling(s: Situation, speculative: object, z: Sizing) -> Decision:
         return Decision(
             False, "off by default before 0.16, and not yet safe with everything", "engine_default"
         )
-    # from 0.32 the second model runner looks n-grams up on the GPU
-    on_cpu = method == "suffix" or (method == "ngram" and s.version < (0, 32))
+    # from 0.33 n-grams may run ahead: the second model runner looks them up on the GPU
+    on_cpu = method == "suffix" or (method == "ngram" and s.version < (0, 33))
     if on_cpu or z.layout.pipeline > 1:
         why = f"{method} guesses on the CPU" if on_cpu else "pipeline stages"
         return Decision(False, f"{why}: the engine cannot prepare the next step ahead", "engine_turns_it_off")

@@ -390,15 +390,18 @@ def _kv_bytes(s: Situation, layout: Layout, w: Wish, cache: KvCache, room: Budge
         return room.kv
     ranks = max(1, layout.world)
     there = s.host_budget // ranks - room.weights - room.non_torch
+    # vLLM below 0.32 takes whole GiB on a CPU
+    whole_gib = s.kind == "vllm" and not s.inputs.installation.extras.get("cpu_kv_in_bytes")
+    step = GIB if whole_gib else MIB
     share = s.given("gpu_memory_utilization")
     if share is not None:
         whole = int(s.inputs.machine.memory_limit_bytes * share) // ranks
-        return max(0, min(there, whole - room.weights - room.non_torch)) // MIB * MIB
+        return max(0, min(there, whole - room.weights - room.non_torch)) // step * step
     need = cache.bytes_needed(w.max_model_len, w.max_num_seqs)
     if need is None:
-        return max(0, there // 2) // MIB * MIB
+        return max(0, there // 2) // step * step
     one = cache.bytes_needed(w.max_model_len) or 0
-    return max(0, min(there, -(-max(need, one) // MIB) * MIB)) // MIB * MIB
+    return max(0, min(there, -(-max(need, one) // step) * step)) // step * step
 
 
 def _most_kv(s: Situation, layout: Layout, room: Budget) -> int:
