@@ -258,11 +258,11 @@ def situation(model: ModelCard, draft: ModelCard | None = None, **levers: Any) -
 
 
 def test_a_plans_situation_is_asked_and_the_layout_that_was_set_counts() -> None:
-    assert decide(situation(DEEPSEEK)).value == {"method": "mtp", "num_tokens": 1}
-    staged = decide(situation(DEEPSEEK, pipeline_parallel_size=2))
+    assert decide(situation(DEEPSEEK), Layout()).value == {"method": "mtp", "num_tokens": 1}
+    staged = decide(situation(DEEPSEEK), Layout(pipeline=2))
     assert staged.value == "off"
     assert "pipeline stage" in against(staged, "mtp")
-    told = cost(situation(DEEPSEEK), decide(situation(DEEPSEEK)), Layout(tensor=8))
+    told = cost(situation(DEEPSEEK), decide(situation(DEEPSEEK), Layout(tensor=8)), Layout(tensor=8))
     assert told is not None
     assert told.mtp
 
@@ -270,8 +270,8 @@ def test_a_plans_situation_is_asked_and_the_layout_that_was_set_counts() -> None
 def test_what_somebody_set_is_kept_and_a_draft_goes_by_its_file() -> None:
     asked = {"method": "draft_model", "model": "Qwen/Qwen3-0.6B", "num_tokens": 7}
     small = card("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM")
-    kept = decide(situation(QWEN, small, speculative=asked))
+    kept = decide(situation(QWEN, small, speculative=asked), Layout())
     assert kept.value == {**asked, "model": small.path}
     assert kept.rule == "user"
-    assert decide(situation(QWEN, speculative="off")).value == "off"
-    assert cost(situation(QWEN), decide(situation(QWEN, speculative="off")), Layout()) is None
+    assert decide(situation(QWEN, speculative="off"), Layout()).value == "off"
+    assert cost(situation(QWEN), decide(situation(QWEN, speculative="off"), Layout()), Layout()) is None
