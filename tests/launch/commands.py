@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -170,6 +171,12 @@ def order_of_ends(
     for one in clients:
         one.join(120)
     return ends
+
+
+def computed_s() -> float:
+    """Seconds of a core that the commands run so far have taken: what waiting for a core does not change."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -9,7 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Cli, environment, order_of_ends, samples, shared_memory, total, unseen, wait_until
+from commands import (
+    Cli,
+    computed_s,
+    environment,
+    order_of_ends,
+    samples,
+    shared_memory,
+    total,
+    unseen,
+    wait_until,
+)
 from openai import OpenAI
 from test_launch import PROCESS_KEYS, STATUS_KEYS
 
@@ -83,7 +93,7 @@ def test_an_openai_client_gets_an_answer_under_the_served_name(agent: dict) -> N
     reply = client(agent).chat.completions.create(
         model=agent["served_model"],
         messages=[{"role": "user", "content": "Why is the sky blue?"}],
-        max_tokens=16,
+        max_tokens=24,
         temperature=0,
     )
     assert "sky" in (reply.choices[0].message.content or "")
@@ -215,9 +225,9 @@ def test_weights_that_do_not_fit_the_architecture_end_the_launch_with_their_caus
 def test_heads_that_cannot_be_divided_are_refused_before_any_process(engines_cli: Cli, hf_model: str) -> None:
     fits = ("--engine", "vllm", "--goal", "latency", "--model", hf_model)
     engines_cli.ok("plan", *fits, timeout=START_S)  # asks the installation where nothing has yet
-    began = time.monotonic()
+    began = computed_s()
     done = engines_cli("launch", *fits, "--name", "two", "--set", "tensor_parallel_size=2", "--json")
-    assert time.monotonic() - began < 3
+    assert computed_s() - began < 3
     assert done.code == 3
     found = {v["code"]: v["remedy"] for v in done.json["violations"]}
     assert found["heads_not_divisible"] == "--set tensor_parallel_size=1"
