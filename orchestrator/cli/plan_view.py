@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -247,19 +248,24 @@ def _cells(n: int, scale: int) -> int:
 
 
 def _command(con: Console, plan: Plan) -> None:
-    con.print("\n[dim]command[/]")
     for process in plan.processes:
+        what = f"command of {process.role}" if len(plan.processes) > 1 else "command"
+        con.print(f"\n[dim]{what}[/]")
         # to be copied: never wrapped in the middle of a word, never marked up
-        con.print(command(process.argv), markup=False, soft_wrap=True)
+        con.print(command(process.argv, process.env), markup=False, soft_wrap=True)
 
 
-def command(argv: tuple[str, ...]) -> str:
-    """A command line for a shell, a flag and its value a line."""
-    lines: list[list[str]] = [[]]
+def command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
+    """A command line for a shell, its variables before it, a flag and its value a line. Ports that are chosen
+    at the start stand there by name: PORT, and NCCL_PORT for `{port:nccl}`."""
+    lines: list[list[str]] = [
+        [f"{name}={shlex.quote(value)}"] for name, value in (env or {}).items() if "{" not in value
+    ]
+    lines.append([])
     for word in argv:
         if word.startswith("--") and lines[-1]:
             lines.append([])
-        lines[-1].append("PORT" if word == "{port:http}" else shlex.quote(word))
+        lines[-1].append(_PORT.sub(_port_name, word) if "{port:" in word else shlex.quote(word))
     packed: list[str] = []
     for words in lines:
         text = " ".join(words)
@@ -268,6 +274,13 @@ def command(argv: tuple[str, ...]) -> str:
         else:
             packed.append(text)
     return " \\\n  ".join(packed)
+
+
+_PORT = re.compile(r"\{port:([a-z0-9]+)\}")
+
+
+def _port_name(found: re.Match[str]) -> str:
+    return "PORT" if found[1] == "http" else f"{found[1].upper()}_PORT"
 
 
 def _lower(plan: Plan) -> str:
