@@ -46,6 +46,7 @@ class Judge:
     last_progress: float = field(init=False)
     tokens: float | None = None
     probe_since: float | None = None
+    probed_busy: bool = False
     strikes: int = 0
 
     def __post_init__(self) -> None:
@@ -61,13 +62,15 @@ class Judge:
                 return "alive"
         if self.strikes >= self.settings.strikes:
             return "hung"
-        busy = progress is not None and bool((progress.running or 0) + (progress.waiting or 0))
-        deadline = self.settings.deadline_loaded_s if busy else self.settings.deadline_s
+        requests = 0 if progress is None else (progress.running or 0) + (progress.waiting or 0)
         if self.probe_since is None:
             if now - self.last_progress < self.settings.idle_s:
                 return "alive"
-            self.probe_since = now
+            self.probe_since, self.probed_busy = now, requests > 0
             return "probe"
+        # our own probe may be the one request that an idle engine counts
+        busy = requests > (0 if self.probed_busy else 1)
+        deadline = self.settings.deadline_loaded_s if busy else self.settings.deadline_s
         if now - self.probe_since < deadline * (self.strikes + 1):
             return "waiting"
         self.strikes += 1

@@ -34,6 +34,22 @@ def test_a_frozen_idle_engine_is_hung_within_45_seconds() -> None:
     assert said.count("strike") == 1
 
 
+def test_the_probe_that_a_frozen_engine_counts_as_its_one_request_does_not_make_it_busy() -> None:
+    judge = Judge(SETTINGS, 0)
+    assert judge.look(10, Progress(1, 0, 0)) == "probe"
+    assert judge.look(20, Progress(1, 1, 0)) == "waiting"
+    assert judge.look(25, Progress(1, 1, 0)) == "strike"
+    assert judge.look(40, Progress(1, 1, 0)) == "hung"
+
+
+def test_requests_beside_the_probe_make_it_busy_whenever_they_came() -> None:
+    for before, after in ((1, 1), (1, 2), (0, 2)):
+        judge = Judge(SETTINGS, 0)
+        assert judge.look(10, Progress(1, before, 0)) == "probe"
+        assert judge.look(129, Progress(1, after, 0)) == "waiting"
+        assert judge.look(130, Progress(1, after, 0)) == "strike"
+
+
 def test_a_busy_engine_whose_probe_takes_40_seconds_is_never_hung() -> None:
     judge = Judge(SETTINGS, 0)
     probe_sent = None
