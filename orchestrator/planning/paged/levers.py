@@ -219,8 +219,10 @@ def kv_offload(s: Situation, z: Sizing) -> Decision:
     if s.card.hybrid is not None:
         return Decision(0, "a hybrid's state is not offloaded", "no_offload")
     most = z.kv_bytes * z.layout.world
-    value = min(s.host_budget // 4, most) // GIB * GIB
-    if value < GIB:
+    # SGLang counts whole GB on each rank
+    step = GIB if s.kind == "vllm" else 10**9 * z.layout.world
+    value = min(s.host_budget // 4, most) // step * step
+    if not value:
         return Decision(0, f"{size(s.host_budget)} of host memory leave no room for it", "no_offload")
     reason = "a quarter of the free host memory, as much as the pool at most: what waiting agents need again"
     return Decision(

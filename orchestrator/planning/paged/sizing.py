@@ -225,6 +225,9 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
         attempt = _settled(s, layout, smaller, cost)
         if attempt.fits:
             return attempt
+        # what comes nearest to fitting tells best what is short
+        if attempt.kv_bytes > sizing.kv_bytes and attempt.kv_dtype == sizing.kv_dtype:
+            sizing = attempt
     return sizing
 
 
