@@ -331,3 +331,16 @@ def test_n_grams_and_async_scheduling_go_together_where_the_engine_lets_them(ver
     assert plan.violations == ()
     assert plan.levers["speculative"].value["method"] == "ngram"
     assert plan.levers["async_scheduling"].value is (version == "0.33.0")
+
+
+def test_a_workload_that_does_not_fit_is_told_the_length_that_does() -> None:
+    asked_for = ["workload.input_tokens=90000", "workload.output_tokens=2000"]
+    there = part("8xh100", 1, 0, 1.0)
+    (found,) = planned.plan("meta-llama/Meta-Llama-3.1-8B", "1xl4", sets=asked_for).violations
+    assert found.code == "kv_does_not_fit"
+    (setting,) = typed(found)
+    assert setting.startswith("max_model_len=")
+    mended = planned.plan("meta-llama/Meta-Llama-3.1-8B", "1xl4", sets=[*asked_for, setting])
+    assert mended.violations == ()
+    assert any("such a request is turned away" in w for w in mended.warnings)
+    assert planned.plan("meta-llama/Meta-Llama-3.1-8B", there, sets=asked_for).violations == ()

@@ -130,7 +130,11 @@ def test_4_bit_checkpoints_of_one_maker_load_on_the_other_s_devices() -> None:
     """vLLM 0.32 platforms/rocm.py lists modelopt_fp4, its kernel there is an emulation; recipes ran so."""
     e = pick("nvidia/MiniMax-M2.5-NVFP4", "mi300x")
     assert load("8xmi300x").gpus[0].vendor == "amd"
-    assert plan(e, "latency").violations == ()
+    made = plan(e, "latency")
+    assert made.violations == ()
+    assert any("emulated" in w for w in made.warnings)
+    hopper = pick("nvidia/MiniMax-M2.5-NVFP4", "h200")
+    assert not any("emulated" in w for w in plan(hopper, "latency").warnings)
 
 
 def test_the_page_on_recipes_is_of_this_code() -> None:

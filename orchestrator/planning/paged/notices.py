@@ -100,6 +100,10 @@ def _devices(s: Situation, z: Sizing) -> list[str]:
         out.append(idle)
     if s.gpu is not None and s.gpu.vendor == "amd":
         out.append("AMD devices are planned from a machine file: nothing here measured them")
+        if "nvfp4" in (s.card.quantization or ""):
+            out.append(
+                "NVFP4 is emulated on AMD, weights are unpacked in every step: MXFP4 or FP8 are faster"
+            )
     return out
 
 

@@ -77,19 +77,22 @@ def settled(
 def _changes(s: Situation, z: Sizing) -> Iterator[Change]:
     """Changes that may help, the one that costs least first."""
     length = s.given("max_model_len")
-    longest = _longest(z) if length is not None and z.tokens else 0
-    if longest:
+    longest = _longest(z) if z.tokens else 0
+    if longest and length is not None:
         yield {"max_model_len": stepped(longest)}
     for lever in _TO_AUTO:
         if not s.is_free(lever):
             yield {lever: "auto"}
     if why_not_fp8(s) is None and s.given("kv_cache_dtype") is None:
         yield {"kv_cache_dtype": "fp8"}
-        if longest:
+        if longest and length is not None:
             yield {"kv_cache_dtype": "fp8", "max_model_len": stepped(2 * longest)}
     free: Change = {lever: "auto" for lever in _TO_AUTO if not s.is_free(lever)}
     if len(free) > 1:
         yield free
+    if longest and length is None:
+        # shorter than a request of the workload, which the plan then says
+        yield {"max_model_len": stepped(longest)}
 
 
 def _longest(z: Sizing) -> int:
