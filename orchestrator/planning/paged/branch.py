@@ -202,8 +202,11 @@ def _layout(s: Situation, chosen: choose.Chosen) -> Decisions:
 
 def _marked(s: Situation, name: str, d: Decision) -> Decision:
     """With whether it is the engine's own default, and without the chosen value among the rejected ones."""
-    stock = s.inputs.engine.stock(name, s.inputs.installation, gpu=s.gpu)
-    others = tuple(r for r in d.rejected if r.value != d.value)
+    key = ("stock", name, s.gpu.name if s.gpu is not None else None)
+    if key not in s.known:
+        s.known[key] = s.inputs.engine.stock(name, s.inputs.installation, gpu=s.gpu)
+    stock = s.known[key]
+    others = tuple(r for r in d.rejected if r.value != d.value) if d.rejected else ()
     return Decision(d.value, d.reason, d.rule, d.lossless, d.value == stock, others)
 
 

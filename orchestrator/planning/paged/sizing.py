@@ -311,8 +311,9 @@ def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
     kv = _kv_bytes(s, layout, w, cache, room)
     tokens = cache.tokens(kv, w.max_model_len) if kv > 0 else (0 if cache.known else None)
     most = _most_kv(s, layout, room)
-    z = Sizing(layout, w, room, cache, kv, tokens, fits=False, most_kv_bytes=most, static_share=share)
-    return replace(z, fits=_fits(z, w))
+    need = cache.bytes_needed(w.max_model_len) if tokens is not None and kv > 0 else None
+    fits = 0 < kv <= most and (need is None or need <= kv)
+    return Sizing(layout, w, room, cache, kv, tokens, fits, most, share)
 
 
 def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> KvCache:
@@ -415,11 +416,6 @@ def _most_kv(s: Situation, layout: Layout, room: Budget) -> int:
     if s.kind == "sglang":
         return room.kv + room.margin
     return room.total - room.weights - room.activation - room.non_torch - room.draft - room.graphs
-
-
-def _fits(z: Sizing, w: Wish) -> bool:
-    need = z.kv.bytes_needed(w.max_model_len) if z.tokens is not None else None
-    return 0 < z.kv_bytes <= z.most_kv_bytes and (need is None or need <= z.kv_bytes)
 
 
 def estimated(s: Situation, z: Sizing, concurrency: int, speculative: object = None) -> Sizing:

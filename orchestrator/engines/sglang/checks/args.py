@@ -26,7 +26,7 @@ _SPANNING = frozenset(
     }
 )  # fmt: skip
 """All-to-all backends that spread the experts over all ranks (0.5.23, arg_groups/overrides.py:1578)."""
-_DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "--tp-size": 1, "--pp-size": 1, "--dp-size": 1, "--attn-dp-size": 1, "--ep-size": 1, "--nnodes": 1,
     "--page-size": 1, "--moe-a2a-backend": "none", "--schedule-policy": "fcfs",
     "--disaggregation-mode": "null", "--disaggregation-transfer-backend": "mooncake",
@@ -56,7 +56,7 @@ class Args:
             value = named if named is not None else value
         if value is not None:
             return value
-        return _DEFAULTS.get(flag) if default is None else default
+        return DEFAULTS.get(flag) if default is None else default
 
     def number(self, flag: str) -> Any:
         """`get`, where it is a number, or one with SGLang's suffixes (`8k`); None where it is none."""
@@ -84,6 +84,11 @@ class Args:
     @cached_property
     def listed(self) -> Mapping[str, Flag]:
         return index(self.installation)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every spelling of the flags that are given."""
+        return frozenset((*self.parsed.values, *(s for g in self.parsed.given for s in g.flag.spellings)))
 
     @cached_property
     def version(self) -> tuple[int, ...]:

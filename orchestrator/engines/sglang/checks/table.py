@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.engines.sglang.checks.args import Args, version_of
+from orchestrator.engines.sglang.checks.args import DEFAULTS, Args, version_of
 
 _CONDITION = re.compile(
     r"(?P<not>not )?(?P<what>--[\w-]+|@\w+)"
@@ -39,6 +39,15 @@ class Condition:
     how: str | None
     operand: Any
     wanted: bool
+
+    @property
+    def needs_flag(self) -> bool:
+        """Whether it is never met where its flag is not given."""
+        if self.fact is not None or not self.wanted or self.what in DEFAULTS:
+            return False
+        return self.how not in ("!=", "not in") and not (
+            isinstance(self.operand, frozenset) and "" in self.operand
+        )
 
     def met(self, args: Args) -> bool:
         how = self.how
@@ -69,16 +78,21 @@ class Rule:
     since: tuple[int, ...]
     until: tuple[int, ...]
     asked: tuple[Condition, ...] = field(init=False, repr=False, compare=False)
+    needs: str | None = field(init=False, repr=False, compare=False)
+    """A flag without which it never applies."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where a condition cannot be read."""
         read = [condition(c, True) for c in self.when] + [condition(c, False) for c in self.unless]
         object.__setattr__(self, "asked", tuple(read))
+        object.__setattr__(self, "needs", next((c.what for c in read if c.needs_flag), None))
 
     def covers(self, version: tuple[int, ...]) -> bool:
         return version >= self.since and not (self.until and version >= self.until)
 
     def applies(self, args: Args) -> bool:
+        if self.needs is not None and self.needs not in args.words:
+            return False
         if not self.covers(args.version):
             return False
         # a loop, not all(): it runs for every rule of every plan
