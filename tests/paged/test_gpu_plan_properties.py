@@ -234,14 +234,19 @@ def remedies_work(case: Case, plan: Plan) -> None:
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(_cases)
 def test_a_plan_keeps_its_promises(case: Case) -> None:
+    holds(case)
+
+
+@pytest.mark.full
+@settings(max_examples=2500, deadline=None, database=None)
+@given(_cases)
+def test_many_plans_keep_their_promises(case: Case) -> None:
+    holds(case)
+
+
+def holds(case: Case) -> None:
     _, machine, _, _, chosen, lossless, held = case
     plan = make_plan(asked(case))
-    holds(case, plan, machine, chosen, lossless, held)
-
-
-def holds(
-    case: Case, plan: Plan, machine: Machine, chosen: Mapping[str, Any], lossless: bool, held: int
-) -> None:
     text = json.dumps(plan.to_json(), sort_keys=True)
     assert json.dumps(make_plan(asked(case)).to_json(), sort_keys=True) == text
     assert Plan.from_json(json.loads(text)).to_json() == json.loads(text)
@@ -344,3 +349,13 @@ def test_a_workload_that_does_not_fit_is_told_the_length_that_does() -> None:
     assert mended.violations == ()
     assert any("such a request is turned away" in w for w in mended.warnings)
     assert planned.plan("meta-llama/Meta-Llama-3.1-8B", there, sets=asked_for).violations == ()
+
+
+@pytest.mark.parametrize(("kind", "word"), [("vllm", "Ray"), ("sglang", "HEAD")])
+def test_a_layout_over_nodes_says_so(kind: str, word: str) -> None:
+    large = planned.plan("deepseek-ai/DeepSeek-V3", "2x8xh100-ib", kind=kind)
+    assert any("2 nodes" in w and word in w for w in large.warnings)
+    small = planned.plan("Qwen/Qwen3-1.7B", "2x8xh100-ib", kind=kind)
+    assert not any("nodes" in w for w in small.warnings)
+    launched = planned.plan("deepseek-ai/DeepSeek-V3", "2x8xh100-ib", kind=kind, launching=True)
+    assert "more_than_one_node" in {v.code for v in launched.violations}

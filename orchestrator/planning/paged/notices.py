@@ -98,6 +98,9 @@ def _devices(s: Situation, z: Sizing) -> list[str]:
     idle = parallelism.idle_reason(s.card, s.usable, z.layout, s.kind, s.version_text)
     if idle is not None and s.goal != "edge":
         out.append(idle)
+    if z.layout.nodes > 1:
+        how = "Ray must run on all of them first" if s.kind == "vllm" else "HEAD is the first one's address"
+        out.append(f"the layout takes {z.layout.nodes} nodes: {how}")
     if s.gpu is not None and s.gpu.vendor == "amd":
         out.append("AMD devices are planned from a machine file: nothing here measured them")
         if "nvfp4" in (s.card.quantization or ""):
