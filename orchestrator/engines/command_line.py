@@ -199,7 +199,9 @@ class _Reader:
         )  # fmt: skip
 
     def _is_value(self, word: str) -> bool:
-        if not word.startswith("-") or word == "-" or _NEGATIVE_NUMBER.match(word):
+        if not word.startswith("-") or word == "-":
+            return True
+        if not word.startswith("--") and _NEGATIVE_NUMBER.match(word):
             return True
         return " " in word and not self._matches(word.partition("=")[0])
 

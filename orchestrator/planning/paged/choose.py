@@ -49,8 +49,10 @@ class _Guesses:
         key: tuple[Any, ...] = (layout.pipeline, layout.data, layout.attention_data)
         known = self.known
         if s.is_free("speculative"):
-            # the same in every draft of the plan
-            key, known = ("guess", *key, s.given("max_num_seqs"), s.inputs.draft is None), s.known
+            # the same in every draft of the plan; of a layout it looks at these, see `speculation.why_not`
+            load = speculation.at_once(s.profile.workload.concurrency, s.given("max_num_seqs"), layout)
+            split = layout.pipeline > 1, layout.attention_data > 1
+            key, known = ("guess", split, load, s.inputs.draft is None), s.known
         if key not in known:
             known[key] = speculation.decide(s, layout)
         found: Decision = known[key]

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 GIB = 2**30
 MIB = 2**20
 
+_OF_MODEL = frozenset(
+    {"family", "needs", "version", "device", "trained_context", "needed_context", "request_tokens"}
+)
+_OF_DEVICES = frozenset({"usable", "gpus", "gpu", "gpu_facts", "capability", "usable_cores", "host_budget"})
+"""What levers do not change, the one of them that names devices aside."""
+
 LENGTH_STEP = 256
 """Contexts that the planner chooses are multiples of this."""
 
@@ -40,7 +46,8 @@ class Situation(Common):
     def changed(self, change: Mapping[str, Any]) -> Situation:
         """With some levers set otherwise; "auto" leaves one to the planner again."""
         other = Situation(self.inputs.with_levers(change), self.known)
-        vars(other).update(family=self.family, needs=self.needs)
+        kept = _OF_MODEL if "device_ids" in change else _OF_MODEL | _OF_DEVICES
+        vars(other).update({name: value for name, value in vars(self).items() if name in kept})
         return other
 
     @property

@@ -116,7 +116,6 @@ def choose(
     local: Mapping[str, str] | None = None,
 ) -> Decision:
     """The best way that pays, with what was not taken and why. `concurrency` counts over all copies."""
-    copies = layout.data * layout.attention_data
     case = Case(
         card,
         family,
@@ -126,7 +125,7 @@ def choose(
         frozenset(m.lower() for m in spec_methods),
         dependencies or {},
         goal,
-        max(1, math.ceil(min(concurrency, max_num_seqs or concurrency) / copies)),
+        at_once(concurrency, max_num_seqs, layout),
         repetitive,
         draft_card,
         layout,
@@ -148,6 +147,12 @@ def choose(
     return Decision(
         value, reason, rule, rejected=(off, *rejected) if rule != "answers_repeat" else tuple(rejected)
     )
+
+
+def at_once(concurrency: int, max_num_seqs: int | None, layout: Layout) -> int:
+    """Requests that decode at once in one copy."""
+    copies = layout.data * layout.attention_data
+    return max(1, math.ceil(min(concurrency, max_num_seqs or concurrency) / copies))
 
 
 def gain(requests: int) -> float:
