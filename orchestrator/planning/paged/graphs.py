@@ -1,4 +1,4 @@
-"""The batch sizes for which vLLM records graphs: a largest size between two of them is taken down to the lower.
+"""Batch sizes for which vLLM records graphs: a largest size between two of them is taken down to the lower.
 
 The grid is 1, 2, 4, then every eighth below 256, then every sixteenth (vLLM 0.32.0 vllm/config/vllm.py:2470,
 `_set_cudagraph_sizes`). SGLang records the size that it is given whatever it is.
