@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from orchestrator.machine.machine import Gpu
 from orchestrator.planning.paged import latency, table
 from orchestrator.planning.paged.budget import (
     Budget,
     budget,
-    forward_bytes,
-    graph_bytes,
     sglang_defaults,
+    static_share,
     visible_bytes,
 )
 from orchestrator.planning.paged.kv_cache import KvCache, kv_cache
@@ -57,7 +57,7 @@ class Sizing:
     `tokens` is the KV pool of one copy in tokens, None where no rule is known for the architecture;
     `kv_bytes` its bytes on each device. `fits` is whether the workload's request, or the length that was set,
     has room. `most_kv_bytes` is what a device has for a pool whose size is set. `static_share` is SGLang's
-    share of device memory for weights and pool.
+    share for weights and pool, of what is free before the start.
     """
 
     layout: Layout
@@ -353,33 +353,37 @@ def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: Speculati
         cuda_graph_max=w.graph,
         draft_bytes=cost.weights_bytes if cost is not None else 0,
         total_bytes=s.inputs.machine.memory_limit_bytes if s.on_cpu else None,
+        free_bytes=None if s.on_cpu or s.gpu is None else _free_bytes(layout, s.gpu),
         weights=_weights(s, layout, cost is not None and cost.mtp),
     )
 
 
 def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
-    """SGLang's share for weights and pool: the deployment's share less activations and graphs; not above what
-    SGLang itself would take, as long as that is enough."""
+    """SGLang's share of what is free, for weights and pool: the deployment's share less activations and
+    graphs; not above what SGLang itself would take, as long as that is enough."""
     given = s.given("mem_fraction_static")
     if given is not None:
         return float(given)
     gpu = s.gpu
     if gpu is None:
         return w.utilization
-    total = visible_bytes(gpu)
-    own = sglang_defaults(
+    return static_share(
         s.card,
         layout,
-        total,
-        chunked_prefill_size=w.max_num_batched_tokens,
-        cuda_graph_max=w.graph or None,
-        max_running_requests=w.max_num_seqs,
+        gpu,
+        version=s.version_text,
+        free_bytes=_free_bytes(layout, gpu),
+        utilization=w.utilization,
+        max_num_batched_tokens=w.max_num_batched_tokens,
+        max_num_seqs=w.max_num_seqs,
+        cuda_graph_max=w.graph,
+        own_reserve=w.own_reserve,
     )
-    outside = forward_bytes(s.card, w.max_num_batched_tokens) + graph_bytes(w.graph)
-    share = w.utilization - outside / max(1, total)
-    if w.own_reserve:
-        share = min(share, own.mem_fraction_static)
-    return max(0.01, int(share * 1000) / 1000)
+
+
+def _free_bytes(layout: Layout, gpu: Gpu) -> int:
+    """What is free on the device of the layout with least of it: every rank gets as much KV as that one."""
+    return min((g.free_bytes for g in layout.devices), default=gpu.free_bytes)
 
 
 def _kv_bytes(s: Situation, layout: Layout, w: Wish, cache: KvCache, room: Budget) -> int:
@@ -415,7 +419,7 @@ def _most_kv(s: Situation, layout: Layout, room: Budget) -> int:
         return s.host_budget // max(1, layout.world) - room.weights - room.non_torch
     if s.kind == "sglang":
         return room.kv + room.margin
-    return room.total - room.weights - room.activation - room.non_torch - room.draft - room.graphs
+    return room.free - room.weights - room.activation - room.non_torch - room.draft - room.graphs
 
 
 def estimated(s: Situation, z: Sizing, concurrency: int, speculative: object = None) -> Sizing:
