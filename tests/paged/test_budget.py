@@ -16,6 +16,7 @@ from orchestrator.planning.paged.budget import (
     largest_seqs,
     non_torch_bytes,
     sglang_defaults,
+    static_share,
     utilization_that_fits,
     visible_bytes,
 )
@@ -195,3 +196,64 @@ def test_sglang_on_small_and_unknown_devices() -> None:
 def test_a_small_reserve_is_raised_to_sglangs_floor() -> None:
     found = sglang_defaults(cards()["Llama-3.1-8B"], Layout(), 81559 * MIB, chunked_prefill_size=2048)
     assert found.mem_fraction_static == round((81559 - 10240) / 81559, 3)
+
+
+def held(free_gib: float) -> Gpu:
+    """An H100 of which others hold all but so much."""
+    g = gpu()
+    return Gpu(0, g.uuid, g.name, g.memory_bytes, int(free_gib * GIB))
+
+
+def share_of(card: str, on: Gpu, layout: Layout | None = None, **options: Any) -> float:
+    how = {
+        "version": "0.5.23",
+        "free_bytes": on.free_bytes,
+        "utilization": 0.9,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 16,
+        "cuda_graph_max": 16,
+    } | options
+    return static_share(cards()[card], layout or Layout(), on, **how)
+
+
+def test_sglangs_share_is_one_of_what_is_free() -> None:
+    on = held(29.3)
+    share = share_of("Llama-3.1-8B", on, utilization=0.36)
+    b = of(kind="sglang", gpu=on, utilization=share, free_bytes=on.free_bytes, max_num_batched_tokens=2048)
+    assert b.requested == pytest.approx(on.free_bytes * share, abs=1)
+    # what the engine computes itself after loading: free after - free before x (1 - fraction)
+    loaded = on.free_bytes - b.weights
+    assert loaded - on.free_bytes * (1 - share) == pytest.approx(b.kv + b.non_torch + b.margin, abs=2)
+    assert b.fits
+
+
+def test_sglangs_deployment_holds_no_more_than_its_share_of_the_total() -> None:
+    for free, whole in ((79.0, 0.9), (79.0, 0.5), (29.3, 0.9), (29.3, 0.3)):
+        on = held(free)
+        share = share_of("Llama-3.1-8B", on, utilization=whole, own_reserve=False)
+        b = of(
+            kind="sglang", gpu=on, utilization=share, free_bytes=on.free_bytes,
+            max_num_batched_tokens=2048, cuda_graph_max=16,
+        )  # fmt: skip
+        limit = min(b.total * whole, on.free_bytes)
+        assert b.requested + b.outside <= limit + 1
+        # and leaves no more of it unused than a thousandth
+        assert b.requested + b.outside >= limit - on.free_bytes / 1000 - 2
+
+
+@pytest.mark.parametrize(("graph", "share"), [(512, 0.59), (64, 0.81)])
+def test_sglangs_reserve_for_attention_ranks_follows_the_graphs_that_are_taken(
+    graph: int, share: float
+) -> None:
+    # 0.592 is what 0.5.23 resolves for 81,559 MiB, eight attention ranks and its own 512 graphs
+    eight = Layout(attention_data=8, expert=True)
+    found = share_of(
+        "DeepSeek-V3", held(79.18), eight, utilization=1.0, max_num_batched_tokens=1024, cuda_graph_max=graph
+    )
+    assert found == pytest.approx(share, abs=0.03)
+
+
+def test_vllm_cannot_ask_for_more_than_is_free() -> None:
+    assert of(utilization=0.9).fits
+    assert not of(utilization=0.9, gpu=held(40), free_bytes=40 * GIB).fits
+    assert of(utilization=0.5, gpu=held(40), free_bytes=40 * GIB).fits

@@ -2,8 +2,9 @@
 
 vLLM (vllm/v1/worker/utils.py and gpu_worker.py): KV = ceil(utilization x total) - weights - peak activation -
 what is not PyTorch's - from 0.21 an estimate of CUDA graphs; before, graphs come on top. SGLang
-(srt/arg_groups/memory_hook.py and mem_cache/kv_cache_configurator.py): pool = free at start x fraction -
-weights; activation and graphs live in the rest.
+(0.5.23 srt/arg_groups/memory_hook.py, mem_cache/kv_cache_configurator.py:2990): pool = free after loading -
+free before x (1 - fraction), so weights and pool have that fraction of what was free; activation and graphs
+live in the rest.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ from orchestrator.planning.paged.weights import Weights, weights_per_gpu
 Basis = Literal["computed", "estimated", "fitted", "margin", "set", "default"]
 
 
+_NEWEST = "999"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes on the fullest device. `total` is what the driver shows, `requested` the engine's share of it;
+    """Bytes on the fullest device. `total` is what the driver shows, `free` what of it nobody holds before
+    the start, `requested` the engine's share: vLLM's of the total, SGLang's static one of what is free;
     `kv` what is left for the pool, below 0 where nothing is. `margin` is kept back from `kv`. `basis` says by
     item how a figure was got. `outside` is what comes on top of `requested` (graphs of vLLM before 0.21;
     activation and graphs of SGLang)."""
 
     total: int
+    free: int
     requested: int
     weights: int
     activation: int
@@ -45,7 +51,7 @@ class Budget:
     @property
     def fits(self) -> bool:
         """Whether anything is left for KV, and what comes on top has room."""
-        return self.kv > 0 and self.requested + self.outside <= self.total
+        return self.kv > 0 and self.requested + self.outside <= self.free
 
 
 def visible_bytes(gpu: Gpu) -> int:
@@ -75,14 +81,16 @@ def budget(
     cuda_graph_max: int | None = 512,
     draft_bytes: int = 0,
     total_bytes: int | None = None,
+    free_bytes: int | None = None,
     weights: Weights | None = None,
     mtp_loaded: bool = False,
 ) -> Budget:
     """The budget of the fullest device.
 
-    `utilization` is a share of the whole device (SGLang: its mem-fraction-static). `cuda_graph_max` is the
-    largest captured batch, 0 or None where graphs are off. `gpu` None is a CPU: `total_bytes` is then the
-    memory of its node. `total_bytes` overrides what the device shows. `weights` where they are known already.
+    `utilization` is a share of the whole device (SGLang: its mem-fraction-static, a share of what is free).
+    `free_bytes` is what is free on the device with least of it, None for all. `cuda_graph_max` is the largest
+    captured batch, 0 or None where graphs are off. `gpu` None is a CPU: `total_bytes` is then the memory of
+    its node. `total_bytes` overrides what the device shows. `weights` where they are known already.
     """
     total = total_bytes if total_bytes is not None else (visible_bytes(gpu) if gpu is not None else 0)
     held = weights or weights_per_gpu(card, layout, kind=kind, mtp_loaded=mtp_loaded)
@@ -94,12 +102,13 @@ def budget(
         "margin": "margin",
         "draft": "computed",
     }
-    requested = math.ceil(total * utilization)
+    free = total if free_bytes is None else min(total, free_bytes)
+    requested = math.ceil((free if kind == "sglang" and gpu is not None else total) * utilization)
     if gpu is None:
         process = int(rules()["cpu"]["worker_gib"] * GIB)
         basis |= {"non_torch": "margin", "activation": "computed", "graphs": "computed"}
         kv = requested - held.worst - process - draft_bytes
-        return Budget(total, requested, held.worst, 0, process, 0, draft_bytes, 0, kv, 0, basis)
+        return Budget(total, free, requested, held.worst, 0, process, 0, draft_bytes, 0, kv, 0, basis)
     activation = activation_bytes(
         card, version=version, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
     )
@@ -112,6 +121,7 @@ def budget(
         kv = requested - held.worst - other - draft_bytes - margin
         return Budget(
             total,
+            free,
             requested,
             held.worst,
             activation,
@@ -127,6 +137,7 @@ def budget(
     kv = requested - held.worst - activation - other - draft_bytes - margin - (graphs if inside else 0)
     return Budget(
         total,
+        free,
         requested,
         held.worst,
         activation,
@@ -166,6 +177,48 @@ def non_torch_bytes(layout: Layout) -> int:
     table = rules()["non_torch_gib"]
     ranks = layout.tensor * layout.attention_data
     return int((table["alone"] + table["per_doubling"] * math.log2(ranks)) * GIB)
+
+
+def static_share(
+    card: ModelCard,
+    layout: Layout,
+    gpu: Gpu,
+    *,
+    version: str | None,
+    free_bytes: int,
+    utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    cuda_graph_max: int,
+    own_reserve: bool = True,
+) -> float:
+    """SGLang's --mem-fraction-static, in thousandths, with which the whole deployment holds at most
+    `utilization` of the device's total: weights, pool and other static memory as a share of what is free.
+
+    `own_reserve`: as many bytes stay for activations and graphs as SGLang would keep of itself, where those
+    are more than are counted here. `max_num_batched_tokens` are one attention rank's, as the lever counts.
+    """
+    from orchestrator.engines.sglang.stock import memory_defaults
+
+    total = visible_bytes(gpu)
+    free = max(1, min(total, free_bytes))
+    kept = forward_bytes(card, max_num_batched_tokens) + graph_bytes(cuda_graph_max)
+    static = total * utilization - kept
+    if own_reserve:
+        own = memory_defaults(
+            version or _NEWEST,
+            gpu.memory_bytes // MIB,
+            tensor=layout.tensor * layout.attention_data,
+            pipeline=layout.pipeline,
+            attention_data=layout.attention_data,
+            # the flag counts the tokens of all attention ranks
+            chunked_prefill_size=max_num_batched_tokens * layout.attention_data,
+            cuda_graph=cuda_graph_max or "off",
+            max_running_requests=max_num_seqs,
+            mla=card.mla_kv_lora_rank is not None,
+        )
+        kept = max(kept, math.ceil((own.reserved_mib or 0) * MIB))
+    return max(0.01, int(min(static, free - kept) / free * 1000) / 1000)
 
 
 def graph_bytes(largest: int | None) -> int:
