@@ -399,7 +399,7 @@ def pool(s: Situation, z: Sizing) -> dict[str, Decision | None]:
     out: dict[str, Decision | None] = {}
     if s.is_free("mem_fraction_static"):
         share = z.static_share
-        rest = size(z.budget.total * (1 - share))
+        rest = size(z.budget.free * (1 - share))
         reason = f"weights and KV pool; {rest} stay for activations and graphs, as SGLang itself reckons"
         if not z.wish.own_reserve:
             reason = f"weights and KV pool; {rest} stay for activations and graphs: less than SGLang keeps"
