@@ -25,7 +25,17 @@ GIB = 2**30
 MIB = 2**20
 
 _OF_MODEL = frozenset(
-    {"family", "needs", "version", "device", "trained_context", "needed_context", "request_tokens"}
+    {
+        "kind",
+        "family",
+        "needs",
+        "version",
+        "device",
+        "on_cpu",
+        "trained_context",
+        "needed_context",
+        "request_tokens",
+    }
 )
 _OF_DEVICES = frozenset({"usable", "gpus", "gpu", "gpu_facts", "capability", "usable_cores", "host_budget"})
 """What levers do not change, the one of them that names devices aside."""
@@ -50,7 +60,7 @@ class Situation(Common):
         vars(other).update({name: value for name, value in vars(self).items() if name in kept})
         return other
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """ "vllm" or "sglang"."""
         return "sglang" if self.inputs.installation.kind == "sglang" else "vllm"
@@ -69,7 +79,7 @@ class Situation(Common):
         """What the installation computes on: "cuda", "rocm" or "cpu"."""
         return str(self.inputs.installation.extras.get("device", "cuda"))
 
-    @property
+    @cached_property
     def on_cpu(self) -> bool:
         return self.device == "cpu"
 
@@ -143,13 +153,20 @@ class Situation(Common):
         decides."""
         return self._levers.get(lever)
 
+    def is_free(self, lever: str) -> bool:
+        return self._levers.get(lever) is None
+
     def as_given(self, lever: str, *, lossless: bool = True, rejected: tuple[Rejected, ...] = ()) -> Decision:
         """The decision of a lever that somebody set, or that the family needs: kept exactly."""
         if not self._is_needed(lever):
             return super().as_given(lever, lossless=lossless, rejected=rejected)
         why = self.needs.why.get(lever, "published with the model")
         return Decision(
-            self.given(lever), f"needed: {why}", "family_requirement", lossless, rejected=rejected
+            self.given(lever),
+            f"the model's published launch sets it ({why})",
+            "family_requirement",
+            lossless,
+            rejected=rejected,
         )
 
     @cached_property

@@ -30,10 +30,7 @@ def warnings(plan: Plan, installation: Installation) -> list[str]:
     if installation.extras.get("broken"):
         return []
     said = [
-        rule.said(args)
-        for args in _processes(plan, installation)
-        for rule in table.rules_for("adjusted", args.version)
-        if rule.applies(args)
+        rule.said(args) for args in _processes(plan, installation) for rule in table.met("adjusted", args)
     ]
     return list(dict.fromkeys(said))
 
@@ -51,9 +48,8 @@ def refused(args: Args) -> Iterator[Violation]:
         sizes.quantization,
     ):
         yield from part(args)
-    for rule in table.rules_for("refused", args.version):
-        if rule.applies(args):
-            yield Violation(rule.code, rule.said(args), rule.remedy(args))
+    for rule in table.met("refused", args):
+        yield Violation(rule.code, rule.said(args), rule.remedy(args))
 
 
 def _processes(plan: Plan, installation: Installation) -> tuple[Args, ...]:

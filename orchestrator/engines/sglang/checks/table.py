@@ -91,8 +91,6 @@ class Rule:
         return version >= self.since and not (self.until and version >= self.until)
 
     def applies(self, args: Args) -> bool:
-        if self.needs is not None and self.needs not in args.words:
-            return False
         if not self.covers(args.version):
             return False
         # a loop, not all(): it runs for every rule of every plan
@@ -127,6 +125,16 @@ def condition(text: str, wanted: bool) -> Condition:
         operand = frozenset(c.strip() for c in value.split(","))
     fact = what[1:] if what.startswith("@") else None
     return Condition(what, fact, how, operand, wanted != bool(match["not"]))
+
+
+def met(name: str, args: Args) -> list[Rule]:
+    """The rules of a file that apply to a command line."""
+    words = args.words
+    return [
+        rule
+        for rule in rules_for(name, args.version)
+        if (rule.needs is None or rule.needs in words) and rule.applies(args)
+    ]
 
 
 @functools.cache
