@@ -155,7 +155,7 @@ def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     d["stream_interval"] = levers.stream_interval(s)
     d["trust_remote_code"] = levers.trust_remote_code(s)
     optional = {
-        "performance_mode": levers.performance_mode(s),
+        "performance_mode": levers.performance_mode(s, z),
         "shutdown_timeout_s": levers.shutdown(s),
         "distributed_executor_backend": levers.executor(s, z),
         "threads": levers.threads(s),

@@ -16,8 +16,10 @@ NEAR = 1.1
 """Within this factor of the best the layout with fewer devices is taken."""
 
 NEAR_THROUGHPUT = 1.05
-"""Within this factor of the most tokens a layout is taken that holds the workload's concurrency, then one
-with fewer stages, then with fewer devices."""
+"""Within this factor of the most tokens layouts count as equal."""
+
+STAGES_PAY = 1.2
+"""What pipeline stages must bring: they leave bubbles, and one request is no quicker."""
 
 TOLD = 6
 """Layouts that a plan shows with why they were not taken."""
@@ -84,7 +86,7 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     if costs is not None:
         why = f"{why}; its price: {costs}"
     guess = guesses.on(best.layout)
-    best = sizing.estimated(s, best, s.profile.workload.concurrency, guess.value)
+    best = sizing.estimated(s, best, _at_once(s, best), guess.value)
     by_layout = {z.layout: z for z in rated}
     others = [z for z in sized if z.layout != best.layout]
     told = others[:TOLD]
@@ -110,10 +112,15 @@ def _layouts(s: Situation) -> list[Layout]:
 
 
 def _without_slow_links(fitting: list[Sizing]) -> list[Sizing]:
-    """Without layouts whose tensor groups cross PCIe or nodes, as long as another holds the model on devices
-    that share nothing slow; with them where all others would be pipelines."""
-    quick = [z for z in fitting if parallelism.price(z.layout) is None]
-    return quick if any(z.layout.pipeline == 1 for z in quick) else fitting
+    """Without pipelines, which make no answer quicker, and without tensor groups that cross PCIe or nodes, as
+    long as another layout holds the model; with both where none does."""
+    quick = [z for z in fitting if parallelism.price(z.layout) is None and z.layout.pipeline == 1]
+    return quick or fitting
+
+
+def _at_once(s: Situation, z: Sizing) -> int:
+    """Requests of the workload that run at once."""
+    return min(s.profile.workload.concurrency, z.max_num_seqs * z.copies)
 
 
 def _given(s: Situation) -> dict[str, object]:
@@ -129,9 +136,9 @@ def _given(s: Situation) -> dict[str, object]:
 
 def _rated(s: Situation, z: Sizing, speculative: object) -> Sizing:
     """With its speed where the goal looks at it: full for throughput, at the workload's concurrency else."""
-    at = s.profile.workload.concurrency
+    at = _at_once(s, z)
     if s.goal == "throughput":
-        at = max(at, min(z.max_num_seqs, SATURATION) * z.copies)
+        at = min(z.max_num_seqs, SATURATION) * z.copies
     return sizing.estimated(s, z, at, speculative)
 
 
@@ -140,16 +147,11 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
     if any(z.estimate is None for z in rated):
         return _by_rule(s, rated, fewest)
     if s.goal == "edge":
+        few = [z for z in rated if z.layout.world == fewest.layout.world]
+        fewest = min(few, key=lambda z: (z.layout.attention_data, z.layout.data, _whole(s, z)))
         return fewest, "the fewest devices that hold it: the lowest cost", "edge_fewest_devices"
     if s.goal == "throughput":
-        most = max(_speed(z) for z in rated)
-        near = [z for z in rated if _speed(z) * NEAR_THROUGHPUT >= most]
-        wanted = s.profile.workload.concurrency
-
-        def order(z: Sizing) -> tuple[bool, int, int, int]:
-            return z.max_num_seqs * z.copies < wanted, z.layout.pipeline, z.layout.world, z.layout.tensor
-
-        best = min(near, key=order)
+        best = _most_tokens(s, rated)
         reason = f"the most tokens with all of it full, {_speed(best):,.0f} tokens/s estimated"
         return best, reason, "throughput_most_tokens"
     if s.goal == "agent":
@@ -166,6 +168,27 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
     if best.layout.world > 1 and s.goal == "agent":
         reason = f"one pool holds the longest conversations; {reason}"
     return best, reason, f"{s.goal}_quickest"
+
+
+def _most_tokens(s: Situation, rated: list[Sizing]) -> Sizing:
+    """The layout with the most tokens, full. Of those that are near one is taken that holds the workload,
+    then one with fewer devices. Stages are taken where they bring much more, alone hold it, or where all
+    others cross something slow."""
+    wanted = s.profile.workload.concurrency
+
+    def few(z: Sizing) -> bool:
+        return z.max_num_seqs * z.copies < wanted
+
+    most = max(_speed(z) for z in rated)
+    near = [z for z in rated if _speed(z) * NEAR_THROUGHPUT >= most]
+    best = min(near, key=lambda z: (few(z), z.layout.pipeline, z.layout.world, z.layout.tensor))
+    if best.layout.pipeline > 1:
+        whole = [z for z in rated if z.layout.pipeline == 1 and few(z) <= few(best)]
+        whole = [z for z in whole if parallelism.price(z.layout) is None]
+        other = max(whole, key=_speed, default=None)
+        if other is not None and _speed(other) * STAGES_PAY >= most:
+            return other
+    return best
 
 
 def _by_rule(s: Situation, rated: list[Sizing], fewest: Sizing) -> tuple[Sizing, str, str]:
@@ -193,6 +216,8 @@ def _whole(s: Situation, z: Sizing) -> float:
 def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str:
     if not z.fits:
         return shortage(z)
+    if rated is None and s.goal == "latency" and z.layout.pipeline > 1:
+        return "stages make no answer quicker, and other layouts hold the model"
     if rated is None and s.goal == "latency":
         return f"crosses something slow: {parallelism.price(z.layout)}"
     if rated is None:
@@ -206,7 +231,9 @@ def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str
         few = f", {held} requests at once" if held < s.profile.workload.concurrency else ""
         return f"{_speed(rated):,.0f} tokens/s estimated{few}{price}"
     if s.goal == "edge":
-        return f"{z.layout.world} devices"
+        if z.layout.world > best.layout.world:
+            return f"{z.layout.world} devices"
+        return f"as many devices, and {e.tpot_ms:.1f} ms a token estimated"
     more = " with more devices" if z.layout.world > best.layout.world else ""
     return f"{e.ttft_ms:.0f} ms and {e.tpot_ms:.1f} ms a token estimated{more}{price}"
 

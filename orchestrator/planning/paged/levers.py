@@ -95,20 +95,28 @@ def context(s: Situation, z: Sizing, wish: int) -> Decision:
     if not s.is_free("max_model_len"):
         return s.as_given("max_model_len")
     value, most = z.max_model_len, s.trained_context
-    if value < wish:
-        reason = "the longest that fits"
-        if s.goal == "agent":
-            reason = f"what KV holds for each of {s.profile.workload.concurrency} conversations at once"
-        return Decision(
-            value, reason, "agent_context_by_kv" if s.goal == "agent" else "memory_fit",
-            rejected=(Rejected(wish, "does not fit in the KV pool"),),
-        )  # fmt: skip
-    if s.goal == "agent":
-        return Decision(value, "all the model has: conversations grow", "agent_model_context")
+    if not z.fits:
+        return Decision(value, "what the goal would take if the model fitted", "nothing_fits")
     if value == most:
-        return Decision(value, f"the model's own limit; the workload has {s.request_tokens}", "model_context")
+        reason = f"the model's own limit; the workload has {s.request_tokens}"
+        if most > wish:
+            reason = f"all the model has: the pool holds it for every one of {z.max_num_seqs} requests"
+        if s.goal == "agent":
+            reason = "all the model has: conversations grow"
+        return Decision(value, reason, "agent_model_context" if s.goal == "agent" else "model_context")
+    pool = f"the pool's {z.tokens} tokens"
+    if s.goal == "agent":
+        n = -(-s.profile.workload.concurrency // max(1, z.copies))
+        why = f"{count(n, 'conversation')} of that length are more than {pool}"
+        reason = f"what {pool} hold for each of {count(n, 'conversation')} at once"
+        return Decision(value, reason, "agent_context_by_kv", rejected=(Rejected(wish, why),))
+    if value < wish:
+        why = f"one request of that length is more than {pool}"
+        return Decision(value, "the longest that fits", "memory_fit", rejected=(Rejected(wish, why),))
     reason = f"{s.request_tokens} tokens a request and room for longer ones; KV is paged, so it costs nothing"
-    why = "one request of that length could push all others out of the KV pool"
+    why = f"{count(max(1, (z.tokens or 0) // most), 'request')} of that length would fill {pool}"
+    if z.tokens is not None and z.tokens < most:
+        why = f"one request of that length is more than {pool}"
     return Decision(value, reason, f"{s.goal}_workload_context", rejected=(Rejected(most, why),))
 
 
@@ -146,6 +154,9 @@ def batch(s: Situation, z: Sizing) -> Decision:
     if z.wish.batch_by_itl and itl is not None:
         stall = f" (estimated {estimate.itl_stall_ms:.0f} ms)" if estimate is not None else ""
         reason = f"one prompt's part of a step is the longest gap, and {itl:g} ms are asked for{stall}"
+        if estimate is not None and estimate.itl_stall_ms > 1.1 * itl:
+            gap = f"a gap of about {estimate.itl_stall_ms:.0f} ms, and {itl:g} ms are asked for"
+            reason = f"the smallest step there is: still {gap}"
         stock = Rejected(8192, "one long prompt would stall every running answer for a whole step")
         return Decision(value, reason, "batch_by_itl", rejected=(stock,) if value < 8192 else ())
     reasons = {
@@ -241,7 +252,9 @@ def graphs(s: Situation, z: Sizing) -> Decision:
     if not z.graph:
         return Decision("off", "recorded graphs leave too little memory", "memory_fit")
     off = Rejected("off", "launching kernels one by one costs most at small batches")
-    reason = f"every decode batch up to {z.max_num_seqs} requests is recorded; larger ones would never run"
+    reason = f"every decode batch is recorded, up to {count(z.max_num_seqs, 'request')}"
+    if z.wish.speculative_tokens and s.kind == "vllm":
+        reason += f" with {z.wish.speculative_tokens} guesses each"
     return Decision(z.graph, reason, "graphs_by_seqs", rejected=(off,))
 
 
@@ -262,20 +275,21 @@ def async_scheduling(s: Situation, speculative: object, z: Sizing) -> Decision:
         )
     # from 0.33 n-grams may run ahead: the second model runner looks them up on the GPU
     on_cpu = method == "suffix" or (method == "ngram" and s.version < (0, 33))
-    if on_cpu or z.layout.pipeline > 1:
+    if on_cpu or (z.layout.pipeline > 1 and s.version < (0, 33)):
         why = f"{method} guesses on the CPU" if on_cpu else "pipeline stages"
         return Decision(False, f"{why}: the engine cannot prepare the next step ahead", "engine_turns_it_off")
     return Decision(True, "the engine's own default: the CPU's work hides behind the GPU's", "engine_default")
 
 
-def performance_mode(s: Situation) -> Decision | None:
+def performance_mode(s: Situation, z: Sizing) -> Decision | None:
     """The engine's own preset; None where the version has none."""
     if not s.is_free("performance_mode"):
         return s.as_given("performance_mode")
     if not s.lists("--performance-mode"):
         return None
     if s.goal == "latency" and not s.on_cpu:
-        reason = "records every batch from 1 to 32, so small ones are not padded"
+        most = min(32, z.graph) if z.graph else 32
+        reason = f"records every batch from 1 to {most}, so small ones are not padded"
         return Decision(
             "interactivity", reason, "latency_interactivity", rejected=(Rejected("balanced", "pads"),)
         )

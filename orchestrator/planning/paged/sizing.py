@@ -7,8 +7,9 @@ that somebody set, has room in the KV pool.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.machine.machine import Gpu
 from orchestrator.planning.paged import latency, table
@@ -19,6 +20,7 @@ from orchestrator.planning.paged.budget import (
     static_share,
     visible_bytes,
 )
+from orchestrator.planning.paged.graphs import covering
 from orchestrator.planning.paged.kv_cache import KvCache, kv_cache
 from orchestrator.planning.paged.kv_type import may_take_fp8
 from orchestrator.planning.paged.latency import Estimate
@@ -28,6 +30,9 @@ from orchestrator.planning.paged.speculation import SpeculationCost
 from orchestrator.planning.paged.weights import Weights, weights_per_gpu
 
 LEAST_BATCH = 512
+
+LEAST_THROUGHPUT_BATCH = 2048
+"""vLLM's own default on cards below 70 GiB: smaller steps leave arithmetic idle."""
 
 FREE_MARGIN = 512 * MIB
 """Of what is free on a device now, left to whoever holds the rest."""
@@ -133,10 +138,9 @@ def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
         by_itl = _batch_by_itl(s, layout, kv_dtype)
         if by_itl is not None and by_itl < row["most_batch"]:
             batch, objective = max(LEAST_BATCH, by_itl), True
-        batch = max(batch, seqs * (1 + speculative_tokens))
     graph = s.given("cuda_graph")
     if graph is None:
-        graph = 0 if s.on_cpu else min(512, seqs * (1 + speculative_tokens))
+        graph = 0 if s.on_cpu else 512
     return Wish(
         kv_dtype=kv_dtype,
         utilization=utilization(s, layout),
@@ -212,23 +216,44 @@ def utilization(s: Situation, layout: Layout) -> float:
 
 
 def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> Sizing:
-    """The largest sizing on the goal's ladder that fits on a layout, or the smallest, which does not."""
+    """The largest sizing on the goal's ladder that fits on a layout, or what comes nearest to it."""
     first = wish(s, layout, cost.tokens if cost is not None else 0)
-    sizing = _settled(s, layout, first, cost)
-    if s.goal == "agent" and may_take_fp8(s) and _holds_too_little(sizing, first):
-        halved = _settled(s, layout, replace(first, kv_dtype="fp8"), cost)
+    nearest = _settled(s, layout, first, cost)
+    if not nearest.fits and _never(s, nearest):
+        return nearest
+    for w in (first, *_rungs(s, first)):
+        z = nearest if w is first else _settled(s, layout, w, cost)
+        if z.fits:
+            return _with_more_kv(s, layout, first, z, cost)
+        # what comes nearest to fitting tells best what is short
+        if z.kv_bytes > nearest.kv_bytes and z.kv_dtype == nearest.kv_dtype:
+            nearest = z
+    return nearest
+
+
+def _with_more_kv(
+    s: Situation, layout: Layout, first: Wish, z: Sizing, cost: SpeculationCost | None
+) -> Sizing:
+    """A sizing that fits, with smaller steps or KV in 8 bits where it holds less than the workload."""
+    if s.goal == "throughput" and s.is_free("max_num_batched_tokens"):
+        while z.max_num_seqs * z.copies < s.profile.workload.concurrency:
+            half = z.max_num_batched_tokens // 2
+            if half < LEAST_THROUGHPUT_BATCH:
+                break
+            smaller = _settled(s, layout, replace(z.wish, max_num_batched_tokens=half, **_grown(first)), cost)
+            if smaller.max_num_seqs * 10 < z.max_num_seqs * 11:
+                break
+            z = smaller
+    if s.goal == "agent" and z.kv_dtype == "auto" and may_take_fp8(s) and _holds_too_little(z, first):
+        halved = _settled(s, layout, replace(z.wish, kv_dtype="fp8", **_grown(first)), cost)
         if halved.fits:
             return halved
-    if sizing.fits or _never(s, sizing):
-        return sizing
-    for smaller in _rungs(s, first):
-        attempt = _settled(s, layout, smaller, cost)
-        if attempt.fits:
-            return attempt
-        # what comes nearest to fitting tells best what is short
-        if attempt.kv_bytes > sizing.kv_bytes and attempt.kv_dtype == sizing.kv_dtype:
-            sizing = attempt
-    return sizing
+    return z
+
+
+def _grown(first: Wish) -> dict[str, Any]:
+    """Context and requests as they were wished, to be settled anew."""
+    return {"max_model_len": first.max_model_len, "max_num_seqs": first.max_num_seqs, "graph": first.graph}
 
 
 def _never(s: Situation, z: Sizing) -> bool:
@@ -250,19 +275,11 @@ def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
     if s.kind == "sglang" and not s.on_cpu and s.is_free("mem_fraction_static"):
         w = replace(w, own_reserve=False)
         yield w
-    if s.is_free("max_num_seqs") and w.max_num_seqs > 64:
-        w = replace(w, max_num_seqs=64, graph=min(w.graph, 64 * (1 + w.speculative_tokens)))
-        yield w
-    while s.is_free("max_num_batched_tokens") and w.max_num_batched_tokens // 2 >= max(
-        LEAST_BATCH, w.max_num_seqs
-    ):
+    while s.is_free("max_num_batched_tokens") and w.max_num_batched_tokens // 2 >= LEAST_BATCH:
         w = replace(w, max_num_batched_tokens=w.max_num_batched_tokens // 2)
         yield w
     if w.kv_dtype == "auto" and may_take_fp8(s):
         w = replace(w, kv_dtype="fp8")
-        yield w
-    if s.is_free("max_num_seqs") and w.max_num_seqs > 8:
-        w = replace(w, max_num_seqs=8, graph=min(w.graph, 8 * (1 + w.speculative_tokens)))
         yield w
     if s.is_free("cuda_graph") and w.graph > 8:
         w = replace(w, graph=8)
@@ -270,24 +287,77 @@ def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
 
 
 def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
-    """A wish with the context and the requests at once that its KV pool holds."""
+    """A wish with as many requests at once as its KV pool holds, and the context that it holds.
+
+    Fewer requests need less working memory and leave more KV, so the number is searched for.
+    """
+    w = _capped(s, w, w.max_num_seqs)
     z = measured(s, layout, w, cost)
-    if z.tokens is None or z.kv_bytes <= 0:
+    if z.tokens is None:
         return z
-    copies = max(1, z.copies)
-    length = w.max_model_len
-    if s.is_free("max_model_len"):
-        room = z.tokens
-        if s.goal == "agent":
-            room = z.tokens // max(1, -(-s.profile.workload.concurrency // copies))
-        length = min(length, max(stepped(room), s.needed_context))
-        if length < w.max_model_len and z.kv.bytes_needed(length) is not None:
-            length = _shrunk(z, length, s.needed_context)
-    seqs = w.max_num_seqs
-    if s.is_free("max_num_seqs"):
-        seqs = max(1, min(seqs, z.tokens // max(1, min(s.request_tokens, length))))
-    changed = replace(w, max_model_len=length, max_num_seqs=seqs, graph=_graph(s, w, seqs))
-    return z if changed == w else measured(s, layout, changed, cost)
+    if s.is_free("max_num_seqs") and _holds(s, z) < w.max_num_seqs:
+
+        def held(seqs: int) -> int:
+            return _holds(s, measured(s, layout, _capped(s, w, seqs), cost))
+
+        w = _capped(s, w, _most_seqs(held, w.max_num_seqs, _holds(s, z)))
+        z = measured(s, layout, w, cost)
+    if z.tokens is None or z.kv_bytes <= 0 or not s.is_free("max_model_len"):
+        return z
+    length = _length(s, z)
+    return z if length == w.max_model_len else measured(s, layout, replace(w, max_model_len=length), cost)
+
+
+def _most_seqs(held: Callable[[int], int], wished: int, least: int) -> int:
+    """The largest number of requests that is no more than what is held with it; `least` are held with the
+    wished one. What is held falls slowly as the number grows, so two steps come close."""
+    low = max(1, least)
+    high = min(wished, held(low))
+    if high <= low:
+        return low
+    closer = held(high)
+    if closer >= low and least:
+        return min(closer, high)
+    for _ in range(8):
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if held(middle) >= middle else (low, middle - 1)
+        if low >= high:
+            break
+    return low
+
+
+def _capped(s: Situation, w: Wish, seqs: int) -> Wish:
+    """The wish with so many requests at once: a step holds a token of each, graphs their batch."""
+    each = 1 + w.speculative_tokens
+    graph = w.graph
+    if s.is_free("cuda_graph") and graph:
+        # SGLang counts requests, vLLM tokens on a grid of sizes
+        graph = min(512, w.graph, seqs) if s.kind == "sglang" else min(w.graph, covering(seqs * each))
+    batch = w.max_num_batched_tokens
+    if s.is_free("max_num_batched_tokens"):
+        batch = max(batch, seqs * each)
+    return replace(w, max_num_seqs=seqs, max_num_batched_tokens=batch, graph=graph)
+
+
+def _holds(s: Situation, z: Sizing) -> int:
+    """Requests of the workload's size that a sizing's pool holds."""
+    if z.kv_bytes <= 0:
+        return 0
+    return (z.tokens or 0) // max(1, min(s.request_tokens, z.max_model_len))
+
+
+def _length(s: Situation, z: Sizing) -> int:
+    """The context of one request: the goal's wish as far as the pool holds it; all that the model has where
+    every request at once may be that long."""
+    tokens, wished = z.tokens or 0, z.max_model_len
+    if s.goal == "agent":
+        room = tokens // max(1, -(-s.profile.workload.concurrency // max(1, z.copies)))
+    else:
+        room = tokens
+        if tokens // max(1, z.max_num_seqs) >= s.trained_context:
+            wished = s.trained_context
+    length = min(wished, max(stepped(room), s.needed_context))
+    return _shrunk(z, length, s.needed_context) if length < wished else length
 
 
 def _shrunk(z: Sizing, length: int, least: int) -> int:
@@ -295,12 +365,6 @@ def _shrunk(z: Sizing, length: int, least: int) -> int:
     while length > least and (z.kv.bytes_needed(length) or 0) > z.kv_bytes:
         length = max(least, stepped(length * 15 // 16))
     return length
-
-
-def _graph(s: Situation, w: Wish, seqs: int) -> int:
-    if not s.is_free("cuda_graph") or not w.graph:
-        return w.graph
-    return min(w.graph, seqs * (1 + w.speculative_tokens))
 
 
 def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
