@@ -12,7 +12,7 @@ from orchestrator.plan import Decision, EngineRef, Plan, Violation
 from orchestrator.planning import checks, summary
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import checks as own_checks
-from orchestrator.planning.paged import choose, levers, notices, predictions
+from orchestrator.planning.paged import choose, dtype, levers, notices, predictions
 from orchestrator.planning.paged.left_out import IN_EFFECT, LEFT_OUT, WORDLESS
 from orchestrator.planning.paged.remedies import Trial, settled
 from orchestrator.planning.paged.situation import Situation
@@ -147,7 +147,7 @@ def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     d["kv_offload_bytes"] = levers.kv_offload(s, z)
     d["speculative"] = chosen.speculative
     d["quantization"] = levers.quantization(s)
-    d["dtype"] = levers.dtype(s)
+    d["dtype"] = dtype.decide(s)
     d["cuda_graph"] = levers.graphs(s, z)
     d["async_scheduling"] = levers.async_scheduling(s, chosen.speculative.value, z)
     d["scheduling_policy"] = levers.scheduling(s)

@@ -18,7 +18,7 @@ from typing import Literal
 from orchestrator.machine.machine import Gpu
 from orchestrator.model_card.card import ModelCard
 from orchestrator.planning.paged.layout import Layout
-from orchestrator.planning.paged.memory import GIB, MIB, Kind, by_version, rules, since
+from orchestrator.planning.paged.memory import GIB, MIB, Kind, by_version, element_bytes, rules, since
 from orchestrator.planning.paged.weights import Weights, weights_per_gpu
 
 Basis = Literal["computed", "estimated", "fitted", "margin", "set", "default"]
@@ -84,16 +84,21 @@ def budget(
     free_bytes: int | None = None,
     weights: Weights | None = None,
     mtp_loaded: bool = False,
+    dtype: str | None = None,
 ) -> Budget:
     """The budget of the fullest device.
 
     `utilization` is a share of the whole device (SGLang: its mem-fraction-static, a share of what is free).
     `free_bytes` is what is free on the device with least of it, None for all. `cuda_graph_max` is the largest
     captured batch, 0 or None where graphs are off. `gpu` None is a CPU: `total_bytes` is then the memory of
-    its node. `total_bytes` overrides what the device shows. `weights` where they are known already.
+    its node. `total_bytes` overrides what the device shows. `weights` where they are known already. `dtype`
+    is what the model is loaded in. Where weights that are quantized while loading do not fit before they
+    are, `kv` is what they lack.
     """
     total = total_bytes if total_bytes is not None else (visible_bytes(gpu) if gpu is not None else 0)
-    held = weights or weights_per_gpu(card, layout, kind=kind, mtp_loaded=mtp_loaded)
+    held = weights or weights_per_gpu(
+        card, layout, kind=kind, version=version, mtp_loaded=mtp_loaded, dtype=dtype
+    )
     basis: dict[str, Basis] = {
         "weights": held.basis,
         "activation": "fitted",
@@ -107,18 +112,22 @@ def budget(
     if gpu is None:
         process = int(rules()["cpu"]["worker_gib"] * GIB)
         basis |= {"non_torch": "margin", "activation": "computed", "graphs": "computed"}
-        kv = requested - held.worst - process - draft_bytes
+        kv = _after_loading(requested - held.worst - process - draft_bytes, held, free - process)
         return Budget(total, free, requested, held.worst, 0, process, 0, draft_bytes, 0, kv, 0, basis)
     activation = activation_bytes(
-        card, version=version, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+        card,
+        version=version,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        dtype=dtype,
     )
     other = non_torch_bytes(layout)
     graphs = graph_bytes(cuda_graph_max)
     margin = int(by_version(rules()["margin_gib"][kind], version) * GIB)
     if kind == "sglang":
-        activation = forward_bytes(card, max_num_batched_tokens)
+        activation = forward_bytes(card, max_num_batched_tokens, dtype)
         outside = activation + graphs
-        kv = requested - held.worst - other - draft_bytes - margin
+        kv = _after_loading(requested - held.worst - other - draft_bytes - margin, held, free - other)
         return Budget(
             total,
             free,
@@ -135,6 +144,7 @@ def budget(
         )
     inside = since(version, rules()["vllm"]["graphs_in_budget_from"])
     kv = requested - held.worst - activation - other - draft_bytes - margin - (graphs if inside else 0)
+    kv = _after_loading(kv, held, free - other)
     return Budget(
         total,
         free,
@@ -151,8 +161,18 @@ def budget(
     )
 
 
+def _after_loading(kv: int, held: Weights, room: int) -> int:
+    """The pool, or what is short where the weights do not fit before they are quantized."""
+    return min(kv, room - held.loading) if held.loading > room else kv
+
+
 def activation_bytes(
-    card: ModelCard, *, version: str | None, max_num_batched_tokens: int, max_num_seqs: int
+    card: ModelCard,
+    *,
+    version: str | None,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    dtype: str | None = None,
 ) -> int:
     """Peak activation of vLLM's profiling pass: the larger of the sampler's and the forward pass.
 
@@ -164,12 +184,12 @@ def activation_bytes(
     sequences = min(max_num_seqs, tokens)
     sampler = by_version(table["sampler_bytes"], version) * card.vocab_size * sequences
     sampler += table["resident_bytes"] * card.hidden_size * tokens
-    return int(max(sampler, forward_bytes(card, tokens)))
+    return int(max(sampler, forward_bytes(card, tokens, dtype)))
 
 
-def forward_bytes(card: ModelCard, tokens: int) -> int:
+def forward_bytes(card: ModelCard, tokens: int, dtype: str | None = None) -> int:
     """Peak of one forward pass over a batch of tokens."""
-    return int(rules()["activation"]["forward_bytes"] * card.hidden_size * tokens)
+    return int(rules()["activation"]["forward_bytes"] * element_bytes(dtype) / 2 * card.hidden_size * tokens)
 
 
 def non_torch_bytes(layout: Layout) -> int:
@@ -191,6 +211,7 @@ def static_share(
     max_num_seqs: int,
     cuda_graph_max: int,
     own_reserve: bool = True,
+    dtype: str | None = None,
 ) -> float:
     """SGLang's --mem-fraction-static, in thousandths, with which the whole deployment holds at most
     `utilization` of the device's total: weights, pool and other static memory as a share of what is free.
@@ -202,7 +223,7 @@ def static_share(
 
     total = visible_bytes(gpu)
     free = max(1, min(total, free_bytes))
-    kept = forward_bytes(card, max_num_batched_tokens) + graph_bytes(cuda_graph_max)
+    kept = forward_bytes(card, max_num_batched_tokens, dtype) + graph_bytes(cuda_graph_max)
     static = total * utilization - kept
     if own_reserve:
         own = memory_defaults(

@@ -15,7 +15,7 @@ from typing import Literal
 
 from orchestrator.model_card.card import HybridState, ModelCard
 from orchestrator.planning.paged.layout import Layout
-from orchestrator.planning.paged.memory import Kind, ceil_div, rules, since, stage_layers
+from orchestrator.planning.paged.memory import Kind, ceil_div, element_bytes, rules, since, stage_layers
 
 Holds = Literal["full", "sliding", "chunked", "state"]
 
@@ -143,6 +143,7 @@ def kv_cache(
     context_parallel: int = 1,
     partition: tuple[int, ...] | None = None,
     device: str = "cuda",
+    dtype: str | None = None,
 ) -> KvCache:
     """The cache of a model on a layout.
 
@@ -150,17 +151,18 @@ def kv_cache(
     multi-token-prediction layers speculate (they keep KV too); `draft` a draft model's card.
     `speculative_tokens` counts for recurrent state under every method. `hybrid_manager` False where the user
     or a KV connector turns it off (then every layer is charged in full). `partition` are the layers of each
-    pipeline stage where they are not the engine's own. `device` is "cuda", "rocm", "xpu" or "cpu".
+    pipeline stage where they are not the engine's own. `device` is "cuda", "rocm", "xpu" or "cpu". `dtype` is
+    what the model is loaded in, "auto" or None its own 16 bits.
     """
     base = block_size or _block_tokens(card, kind, device)
     if card.compressed_attention or card.encoder_decoder:
         why = "compressed attention" if card.compressed_attention else "an encoder's cross attention"
         return _unknown(kind, base, f"{why} keeps KV by a rule that is not known here")
-    dtype = resolved_dtype(card, kv_dtype)
-    if _element_bytes(card, dtype) is None:
-        return _unknown(kind, base, f"how many bytes {dtype} takes an element is not known here")
+    element = resolved_dtype(card, kv_dtype, dtype)
+    if _element_bytes(card, element) is None:
+        return _unknown(kind, base, f"how many bytes {element} takes an element is not known here")
     stages = partition or stage_layers(card.layers, layout.pipeline)
-    layers = _layers(card, layout, stages, dtype, mtp, draft)
+    layers = _layers(card, layout, stages, element, mtp, draft)
     state = _state(card, layout, speculative_tokens)
     if card.hybrid is not None and state is None:
         return _unknown(kind, base, "the recurrent state of this architecture has no rule known here")
@@ -192,9 +194,9 @@ def kv_cache(
     )
 
 
-def resolved_dtype(card: ModelCard, kv_dtype: str | None) -> str:
-    """What "auto" stands for: the checkpoint's own KV algorithm, else its dtype, 32 bits loaded as 16 (vLLM
-    vllm/utils/torch_utils.py, kv_cache_dtype "auto")."""
+def resolved_dtype(card: ModelCard, kv_dtype: str | None, dtype: str | None = None) -> str:
+    """What "auto" stands for: the checkpoint's own KV algorithm, else the type that the model is loaded in
+    (vLLM vllm/utils/torch_utils.py, kv_cache_dtype "auto")."""
     if kv_dtype not in (None, "auto"):
         return str(kv_dtype)
     q = card.quantization_config or {}
@@ -204,7 +206,7 @@ def resolved_dtype(card: ModelCard, kv_dtype: str | None) -> str:
     scheme = q.get("kv_cache_scheme")
     if isinstance(scheme, dict) and scheme.get("num_bits") == 8:
         return "fp8"
-    return "bfloat16"
+    return "float32" if element_bytes(dtype) == 4 else "bfloat16"
 
 
 def _block_tokens(card: ModelCard, kind: Kind, device: str) -> int:

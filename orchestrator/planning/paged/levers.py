@@ -14,21 +14,7 @@ from orchestrator.planning.paged.situation import GIB, Situation
 from orchestrator.planning.paged.sizing import Sizing, goal_batch
 from orchestrator.planning.words import count, size
 
-BF16_CAPABILITY = 8.0
-"""First NVIDIA generation with bfloat16 (vLLM 0.33 platforms/cuda.py:651 refuses it below)."""
-
 Decisions = dict[str, Decision]
-
-
-def dtype(s: Situation) -> Decision:
-    """Type of activations: the checkpoint's, half precision where the card has no bfloat16."""
-    if not s.is_free("dtype"):
-        return s.as_given("dtype")
-    own = s.card.dtype or "bfloat16"
-    if s.capability is not None and s.capability < BF16_CAPABILITY and own in ("bfloat16", "float32"):
-        why = f"compute capability {s.capability:g} has no bfloat16, and the engine refuses it"
-        return Decision("half", why, "no_bfloat16", lossless=False, rejected=(Rejected(own, why),))
-    return Decision("auto", f"the checkpoint's own, {own}", "checkpoint_dtype")
 
 
 def quantization(s: Situation) -> Decision:

@@ -57,6 +57,12 @@ def by_version(table: Mapping[str, float], version: str | None) -> float:
     return kept[1]
 
 
+def element_bytes(dtype: str | None) -> int:
+    """Bytes of an element that is loaded in a --dtype; "auto" and None are 16 bits, also for checkpoints of
+    32 (vLLM vllm/config/model.py _resolve_auto_dtype, SGLang srt/configs/model_config.py)."""
+    return 4 if dtype in ("float32", "float") else 2
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.machine.machine import Gpu
-from orchestrator.planning.paged import latency, table
+from orchestrator.planning.paged import dtype, latency, table
 from orchestrator.planning.paged.budget import (
     Budget,
     budget,
@@ -169,7 +169,8 @@ def _batch_by_itl(s: Situation, layout: Layout, kv_dtype: str) -> int | None:
     if itl is None or s.on_cpu or s.goal == "throughput":
         return None
     gpu = layout.devices[0].uuid if layout.devices else None
-    key = ("itl", kv_dtype, _shape(layout), layout.data, layout.nodes, layout.link, gpu, len(layout.devices))
+    kinds = kv_dtype, dtype.taken(s), s.given("quantization")
+    key = ("itl", kinds, _shape(layout), layout.data, layout.nodes, layout.link, gpu, len(layout.devices))
     if key not in s.known:
         s.known[key] = _tokens_for_itl(s, layout, kv_dtype, itl)
     found: int | None = s.known[key]
@@ -183,7 +184,15 @@ def _shape(layout: Layout) -> tuple[int, int, int, bool]:
 
 def _tokens_for_itl(s: Situation, layout: Layout, kv_dtype: str, itl: float) -> int | None:
     w = s.profile.workload
-    cache = kv_cache(s.card, layout, kind=s.kind, version=s.version_text, kv_dtype=kv_dtype, device=s.device)
+    cache = kv_cache(
+        s.card,
+        layout,
+        kind=s.kind,
+        version=s.version_text,
+        kv_dtype=kv_dtype,
+        device=s.device,
+        dtype=dtype.taken(s),
+    )
     return latency.batch_tokens_for_itl(
         s.card,
         layout,
@@ -197,9 +206,18 @@ def _tokens_for_itl(s: Situation, layout: Layout, kv_dtype: str, itl: float) -> 
 
 
 def _weights(s: Situation, layout: Layout, mtp: bool = False) -> Weights:
-    key = ("weights", _shape(layout), mtp)
+    kind, quantization = dtype.taken(s), s.given("quantization")
+    key = ("weights", _shape(layout), mtp, kind, quantization)
     if key not in s.known:
-        s.known[key] = weights_per_gpu(s.card, layout, kind=s.kind, mtp_loaded=mtp)
+        s.known[key] = weights_per_gpu(
+            s.card,
+            layout,
+            kind=s.kind,
+            version=s.version_text,
+            mtp_loaded=mtp,
+            dtype=kind,
+            quantization=quantization,
+        )
     found: Weights = s.known[key]
     return found
 
@@ -296,16 +314,20 @@ def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
     if z.tokens is None:
         return z
     if s.is_free("max_num_seqs") and _holds(s, z) < w.max_num_seqs:
+        tried = {w.max_num_seqs: z}
 
-        def held(seqs: int) -> int:
-            return _holds(s, measured(s, layout, _capped(s, w, seqs), cost))
+        def at(seqs: int) -> Sizing:
+            if seqs not in tried:
+                tried[seqs] = measured(s, layout, _capped(s, w, seqs), cost)
+            return tried[seqs]
 
-        w = _capped(s, w, _most_seqs(held, w.max_num_seqs, _holds(s, z)))
-        z = measured(s, layout, w, cost)
+        z = at(_most_seqs(lambda seqs: _holds(s, at(seqs)), w.max_num_seqs, _holds(s, z)))
     if z.tokens is None or z.kv_bytes <= 0 or not s.is_free("max_model_len"):
         return z
     length = _length(s, z)
-    return z if length == w.max_model_len else measured(s, layout, replace(w, max_model_len=length), cost)
+    return (
+        z if length == z.max_model_len else measured(s, layout, replace(z.wish, max_model_len=length), cost)
+    )
 
 
 def _most_seqs(held: Callable[[int], int], wished: int, least: int) -> int:
@@ -384,7 +406,8 @@ def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) 
     prefix, mtp = s.given("prefix_caching") is not False, cost is not None and cost.mtp
     draft, block, batch = s.inputs.draft, s.given("block_size"), w.max_num_batched_tokens
     sizes = layout.tensor, layout.pipeline
-    key = ("kv", sizes, w.kv_dtype, w.speculative_tokens, batch, mtp, block, prefix, draft is None)
+    kinds = w.kv_dtype, dtype.taken(s)
+    key = ("kv", sizes, kinds, w.speculative_tokens, batch, mtp, block, prefix, draft is None)
     if key not in s.known:
         s.known[key] = kv_cache(
             s.card,
@@ -399,6 +422,7 @@ def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) 
             draft=draft,
             max_num_batched_tokens=batch,
             device=s.device,
+            dtype=dtype.taken(s),
         )
     found: KvCache = s.known[key]
     return found
@@ -419,6 +443,7 @@ def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: Speculati
         total_bytes=s.inputs.machine.memory_limit_bytes if s.on_cpu else None,
         free_bytes=None if s.on_cpu or s.gpu is None else _free_bytes(layout, s.gpu),
         weights=_weights(s, layout, cost is not None and cost.mtp),
+        dtype=dtype.taken(s),
     )
 
 
@@ -442,6 +467,7 @@ def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
         max_num_seqs=w.max_num_seqs,
         cuda_graph_max=w.graph,
         own_reserve=w.own_reserve,
+        dtype=dtype.taken(s),
     )
 
 

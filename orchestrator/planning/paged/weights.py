@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.model_card.card import ModelCard
 from orchestrator.planning.paged.layout import Layout
-from orchestrator.planning.paged.memory import Kind, ceil_div, rules, stage_layers
+from orchestrator.planning.paged.memory import Kind, ceil_div, element_bytes, rules, since, stage_layers
 
 Basis = Literal["computed", "estimated"]
 
@@ -18,10 +18,12 @@ _LINEAR = ("attention", "kv_proj", "recurrent", "mlp", "shared", "experts")
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Bytes on one device of each pipeline stage, first to last. "estimated" where the checkpoint's own sizes
-    are estimates or its tensors are not known apart."""
+    are estimates or its tensors are not known apart. `loading` is what the fullest device holds before its
+    weights are quantized, 0 where that is never more."""
 
     stages: tuple[int, ...]
     basis: Basis
+    loading: int = 0
 
     @property
     def worst(self) -> int:
@@ -34,6 +36,7 @@ def weights_per_gpu(
     layout: Layout,
     *,
     kind: Kind = "vllm",
+    version: str | None = None,
     mtp_loaded: bool = False,
     dtype: str | None = None,
     quantization: str | None = None,
@@ -46,15 +49,21 @@ def weights_per_gpu(
     or None: 16 bits where the checkpoint has 32); `quantization` a method applied while loading; `partition`
     the layers of each pipeline stage where they are not the engine's own.
     """
+    online = _online(card, quantization, dtype)
+    loading = 0
+    if online != 1 and not _by_layer(kind, version):
+        whole = weights_per_gpu(
+            card, layout, kind=kind, mtp_loaded=mtp_loaded, dtype=dtype, partition=partition
+        )
+        loading = whole.worst
     groups = card.weight_groups
     stages = partition or stage_layers(card.layers, layout.pipeline)
     if not groups:
-        return _unsplit(card, layout, stages)
+        return replace(_unsplit(card, layout, stages, _cast(card, dtype) * online), loading=loading)
     tensor = layout.tensor
     wide = tensor * layout.attention_data if kind == "sglang" else tensor
     kv_heads = max(1, card.kv_heads)
     shrink = _cast(card, dtype)
-    online = _online(card, quantization)
     on_all = 0.0
     attention = recurrent = dense = experts = 0.0
     first = last = 0.0
@@ -88,11 +97,13 @@ def weights_per_gpu(
                 last += size * (_expert_share(card, layout) if card.experts else 1 / tensor)
         else:
             on_all += size
-    attention += _absorbed(card, tensor)
+    attention += _absorbed(card, tensor) * element_bytes(dtype) / 2
     basis: Basis = "estimated" if card.weights_estimated else "computed"
     if layout.pipeline == 1:
-        return Weights((round(on_all + attention + recurrent + dense + experts + first + last),), basis)
-    return Weights(_staged(card, stages, on_all, attention, recurrent, dense, experts, first, last), basis)
+        whole_size = round(on_all + attention + recurrent + dense + experts + first + last)
+        return Weights((whole_size,), basis, loading)
+    parts = _staged(card, stages, on_all, attention, recurrent, dense, experts, first, last)
+    return Weights(parts, basis, loading)
 
 
 def _staged(
@@ -129,7 +140,7 @@ def _staged(
     return tuple(out)
 
 
-def _unsplit(card: ModelCard, layout: Layout, stages: tuple[int, ...]) -> Weights:
+def _unsplit(card: ModelCard, layout: Layout, stages: tuple[int, ...], shrink: float) -> Weights:
     """Where tensors are not known apart: an even split, embeddings of 16 bits at both ends, 3 % for what is
     on every rank."""
     ends = min(card.weights_bytes // 4, 2 * card.vocab_size * card.hidden_size)
@@ -141,7 +152,7 @@ def _unsplit(card: ModelCard, layout: Layout, stages: tuple[int, ...]) -> Weight
     sizes = [inner * n / card.layers for n in stages]
     sizes[0] += edge if layout.pipeline == 1 else edge / 2
     sizes[-1] += edge / 2 if layout.pipeline > 1 else 0
-    return Weights(tuple(round(s) for s in sizes), "estimated")
+    return Weights(tuple(round(s * shrink) for s in sizes), "estimated")
 
 
 def _expert_share(card: ModelCard, layout: Layout) -> float:
@@ -178,12 +189,20 @@ def _absorbed(card: ModelCard, tensor: int) -> float:
 
 
 def _cast(card: ModelCard, dtype: str | None) -> float:
-    """Loading a checkpoint of 32 bits in 16, which "auto" does too (vLLM vllm/config/model.py)."""
-    return 0.5 if card.dtype == "float32" and card.quantization is None and dtype != "float32" else 1
+    """Bytes loaded for each that is stored, of weights that are not quantized."""
+    if card.quantization is not None:
+        return 1
+    return element_bytes(dtype) / element_bytes(card.dtype)
 
 
-def _online(card: ModelCard, quantization: str | None) -> float:
+def _online(card: ModelCard, quantization: str | None, dtype: str | None) -> float:
+    """Bytes of a linear weight that is quantized while loading, for each that is loaded."""
     if quantization is None or card.quantization is not None:
         return 1
     size = rules()["weights"]["online_bytes"].get(quantization)
-    return size / 2 if size else 1
+    return size / element_bytes(dtype) if size else 1
+
+
+def _by_layer(kind: Kind, version: str | None) -> bool:
+    """Whether weights are quantized layer by layer while they are loaded."""
+    return kind == "vllm" and since(version, rules()["weights"]["online_by_layer_from"])
