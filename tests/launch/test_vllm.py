@@ -89,17 +89,6 @@ def test_every_lever_that_differs_from_stock_is_seen_in_effect(agent: dict, engi
     assert worker["OMP_NUM_THREADS"] == str(plan["levers"]["threads"]["value"])
 
 
-def test_an_openai_client_gets_an_answer_under_the_served_name(agent: dict) -> None:
-    reply = client(agent).chat.completions.create(
-        model=agent["served_model"],
-        messages=[{"role": "user", "content": "Why is the sky blue?"}],
-        max_tokens=24,
-        temperature=0,
-    )
-    assert "sky" in (reply.choices[0].message.content or "")
-    assert [m.id for m in client(agent).models.list()] == [agent["served_model"]]
-
-
 def test_ngram_speculation_drafts_and_its_drafts_are_accepted(agent: dict, engines_cli: Cli) -> None:
     assert engines_cli.plan("agent")["levers"]["speculative"]["value"]["method"] == "ngram"
     accepted = "vllm:spec_decode_num_accepted_tokens_total"
@@ -170,6 +159,17 @@ def test_a_pool_set_by_a_share_of_memory_has_the_tokens_predicted(latency: dict,
     assert share * 0.5 < tokens * KV_BYTES_PER_TOKEN < share
     # each is seen here: the share above, the threads as for the agent goal
     assert unseen(plan, latency) == {"gpu_memory_utilization", "threads"}
+
+
+def test_an_openai_client_gets_an_answer_under_the_served_name(latency: dict) -> None:
+    reply = client(latency).chat.completions.create(
+        model=latency["served_model"],
+        messages=[{"role": "user", "content": "Why is the sky blue?"}],
+        max_tokens=24,
+        temperature=0,
+    )
+    assert "sky" in (reply.choices[0].message.content or "")
+    assert [m.id for m in client(latency).models.list()] == [latency["served_model"]]
 
 
 def test_a_request_with_a_priority_waits_aside_as_the_plan_says(latency: dict, engines_cli: Cli) -> None:
