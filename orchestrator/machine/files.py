@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import refused
+from orchestrator.machine.gpu_facts import is_slice
 from orchestrator.machine.machine import SCHEMA_VERSION, Gpu, Link, Machine
 
 if TYPE_CHECKING:
@@ -128,17 +129,19 @@ def _expand(path: Path, file: MachineFile) -> Machine:
     for group, entry in enumerate(file.gpus):
         own = file.memory if entry.memory is None else entry.memory
         free = available if entry.memory is None else own
+        mig = is_slice(entry.name)
         for _ in range(entry.count):
             groups.append(group)
             gpus.append(
                 Gpu(
                     index=len(gpus),
-                    uuid=f"GPU-file-{len(gpus)}",
+                    uuid=f"{'MIG' if mig else 'GPU'}-file-{len(gpus)}",
                     name=entry.name,
                     memory_bytes=own,
                     free_bytes=free if entry.free is None else entry.free,
                     compute_capability=entry.compute_capability,
                     vendor=entry.vendor,
+                    mig=mig,
                 )
             )
     for i, j in combinations(range(len(gpus)), 2):

@@ -53,6 +53,11 @@ class GpuFacts:
         return weights in self.native or weights in self.loads
 
 
+def is_slice(name: str) -> bool:
+    """Whether a name is a MIG slice's ("A100-SXM4-40GB MIG 1g.5gb")."""
+    return _MIG.search(name.lower()) is not None
+
+
 def facts(gpu: Gpu) -> GpuFacts | None:
     """The figures of this device, None where its name is not known."""
     found = named(gpu.name)

@@ -246,3 +246,16 @@ def test_the_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(map(len, lines)) <= 80
     assert "x (7), unknown (8)" in " ".join(shown.split())
     assert "nvlink 450 GB/s: GPUs 0-1" in shown
+
+
+def test_a_slice_is_known_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "cut.yaml"
+    file.write_text(
+        "cpus: 8\nmemory: 64GiB\ngpus:\n"
+        "  - {name: NVIDIA A100-SXM4-80GB MIG 3g.40gb, memory: 40GiB, count: 2}\n"
+        "  - {name: NVIDIA A100-SXM4-80GB, memory: 80GiB}\n"
+    )
+    cut, other, whole = load(str(file)).gpus
+    assert (cut.mig, other.mig, whole.mig) == (True, True, False)
+    assert cut.uuid.startswith("MIG-")
+    assert whole.uuid.startswith("GPU-")

@@ -12,19 +12,6 @@ from orchestrator.plan import Plan
 
 LLAMA = "meta-llama/Meta-Llama-3.1-8B"
 H100 = replace(machine("8xh100"), gpus=machine("8xh100").gpus[:1], links=())
-V100 = replace(
-    machine("1xt4"),
-    gpus=tuple(
-        replace(
-            g,
-            name="Tesla V100-SXM2-32GB",
-            compute_capability="7.0",
-            memory_bytes=32 << 30,
-            free_bytes=32 << 30,
-        )
-        for g in machine("1xt4").gpus
-    ),
-)
 
 
 def weights(made: Plan) -> float:
@@ -97,14 +84,14 @@ def test_what_is_quantized_after_loading_must_fit_before() -> None:
 
 
 def test_a_model_unstable_in_half_precision_is_loaded_in_single_where_there_is_no_bfloat16() -> None:
-    made = plan(gemma(), V100, kind="vllm", goal="edge", sets=["lossless=true"])
+    made = plan(gemma(), "1xt4", kind="vllm", goal="edge", sets=["lossless=true"])
     taken = made.levers["dtype"]
     assert (taken.value, taken.lossless, taken.rule) == ("float32", True, "no_bfloat16_nor_half")
     assert not codes(made)
 
 
 def test_a_model_that_is_stable_in_half_precision_takes_it_and_says_so() -> None:
-    taken = plan(LLAMA, V100, kind="vllm", goal="edge").levers["dtype"]
+    taken = plan(LLAMA, "1xt4", kind="vllm", goal="edge").levers["dtype"]
     assert (taken.value, taken.lossless) == ("half", False)
 
 

@@ -455,12 +455,46 @@ def test_odd_counts_are_used_by_copies_and_stages_and_the_rest_is_named(count: i
     left = idle(on.gpus, four)
     assert len(left) == count - four.world
     reason = idle_reason(LLAMA_8B, on.gpus, four, "vllm", "0.33.0") or ""
-    assert f"{len(left)} of {count} devices stay idle" in reason
+    stay = "stays" if len(left) == 1 else "stay"
+    assert f"{len(left)} of {count} devices {stay} idle" in reason
     assert left[0].uuid in reason
     assert f"pipeline_parallel_size={count}" in reason
     assert f"data_parallel_size={count}" in reason
     whole = next(x for x in found if x.data == count)
     assert idle_reason(LLAMA_8B, on.gpus, whole, "vllm", "0.33.0") is None
+
+
+def test_only_what_is_legal_and_has_room_is_said_to_use_idle_devices() -> None:
+    on = machine(6)
+    four = next(x for x in looked_at(QWEN_72B, on) if x.tensor == 4 and x.world == 4)
+    large = replace(QWEN_72B, weights_bytes=140 << 30)
+    reason = idle_reason(large, on.gpus, four, "vllm", "0.33.0") or ""
+    # a copy on each device would not fit, more processes behind an address are not in this version
+    assert "pipeline_parallel_size=6" in reason
+    assert "data_parallel_size" not in reason
+    assert "replicas" not in reason
+    none = idle_reason(replace(large, weights_bytes=1400 << 30), on.gpus, four, "vllm", "0.33.0") or ""
+    assert "no layout that is legal and has room uses them all" in none
+    # vLLM makes no whole copies of a model with experts
+    experts = idle_reason(QWEN3_30B_A3B, on.gpus, four, "vllm", "0.33.0") or ""
+    assert " data_parallel_size" not in experts
+
+
+def test_slices_of_a_card_are_never_joined() -> None:
+    cards = tuple(replace(g, mig=True) for g in machine(7).gpus)
+    for kind in ("vllm", "sglang"):
+        on = replace(machine(7), gpus=cards)
+        found = candidates(LLAMA_8B, on, cards, kind=kind, version="0.33.0")
+        assert {x.world for x in found} == {1}
+
+
+def test_sglang_refuses_tensor_ranks_with_uneven_memory() -> None:
+    first, second = machine(2).gpus
+    two = Layout(tensor=2, devices=(first, replace(second, free_bytes=first.free_bytes * 4 // 5)))
+    assert "uneven_free_memory" in {x.code for x in illegal(LLAMA_8B, two, "sglang", "0.5.23", machine(2))}
+    for kind, layout in (("vllm", two), ("sglang", replace(two, tensor=1, data=2))):
+        found = illegal(LLAMA_8B, layout, kind, "0.33.0", machine(2))
+        assert "uneven_free_memory" not in {x.code for x in found}
 
 
 def test_three_cards_share_a_model_whose_heads_divide_by_three() -> None:

@@ -16,7 +16,10 @@ from orchestrator.machine.machine import Gpu, Machine
 from orchestrator.model_card.card import ModelCard
 from orchestrator.planning.paged.devices import Topology, Usable
 from orchestrator.planning.paged.layout import Layout
+from orchestrator.planning.paged.memory import Kind
 from orchestrator.planning.paged.tensor_split import Uneven, uneven
+from orchestrator.planning.paged.weights import weights_per_gpu
+from orchestrator.planning.words import count
 
 MOST = 48
 """Layouts that are looked at; a machine of eight cards has about twenty."""
@@ -29,6 +32,13 @@ LEVERS = (
 )
 
 _MOST_STAGES = 16
+
+_MOST_WEIGHTS = 0.8
+"""Of a device's free memory: with more weights than that a layout is not worth the advice."""
+
+_UNBALANCED = 0.9
+"""SGLang refuses tensor ranks where one has less free than this share of another's (0.5.23
+srt/distributed/bootstrap.py:442 _check_tp_memory_balance)."""
 
 _NO_PEER = "pcie-host", "cross-socket", "unknown"
 
@@ -51,11 +61,13 @@ def illegal(
 
     `kind` is "vllm" or "sglang".
     """
+    return [*_of_model(card, layout, kind, version), *_devices(card, layout, machine, kind, version)]
+
+
+def _of_model(card: ModelCard, layout: Layout, kind: str, version: str | tuple[int, ...]) -> list[Illegal]:
+    """What the model forbids, whatever the devices."""
     found = [_from_split(card, layout, u, kind, version) for u in uneven(card, layout, kind, version)]
-    found += _sizes(card, layout, kind)
-    found += _experts(card, layout, kind)
-    found += _devices(card, layout, machine, kind, version)
-    return found
+    return [*found, *_sizes(card, layout, kind), *_experts(card, layout, kind)]
 
 
 def legal_tensor_sizes(card: ModelCard, most: int, kind: str, version: str | tuple[int, ...]) -> list[int]:
@@ -132,16 +144,34 @@ def idle_reason(
     total = len(left) + len(layout.devices)
     legal = legal_tensor_sizes(card, total, kind, version)
     which = ", ".join(g.uuid for g in left[:8])
-    uses = ["replicas"]
-    if total <= card.layers:
-        uses.append(f"pipeline_parallel_size={total}")
-    if not card.experts or kind == "sglang":
-        uses.append(f"data_parallel_size={total}")
-    sizes = ", ".join(map(str, legal))
-    reason = (
-        f"tensor groups of this model can have {sizes} of {total} devices; " if total not in legal else ""
-    )
-    return f"{len(left)} of {total} devices stay idle ({which}): {reason}{', '.join(uses)} would use them"
+    reason = ""
+    if total not in legal:
+        sizes = ", ".join(map(str, legal))
+        reason = f"tensor groups of this model can have {sizes} of {count(total, 'device')}; "
+    least = min(g.free_bytes for g in (*left, *layout.devices))
+    uses = " or ".join(_using(card, total, least, kind, version))
+    told = f"{uses} would use them all" if uses else "no layout that is legal and has room uses them all"
+    stay = "stays" if len(left) == 1 else "stay"
+    return f"{len(left)} of {count(total, 'device')} {stay} idle ({which}): {reason}{told}"
+
+
+def _using(
+    card: ModelCard, devices: int, free_bytes: int, kind: str, version: str | tuple[int, ...]
+) -> Iterator[str]:
+    """Levers that spread the model over so many devices, as they are typed: legal ones whose weights leave
+    room on each."""
+    text = version if isinstance(version, str) else ".".join(map(str, version))
+    engine: Kind = "sglang" if kind == "sglang" else "vllm"
+    for lever, layout in (
+        ("tensor_parallel_size", Layout(tensor=devices)),
+        ("data_parallel_size", Layout(data=devices)),
+        ("attention_data_parallel_size", Layout(attention_data=devices, expert=True)),
+        ("pipeline_parallel_size", Layout(pipeline=devices)),
+    ):
+        if _of_model(card, layout, kind, version):
+            continue
+        if weights_per_gpu(card, layout, kind=engine, version=text).worst <= free_bytes * _MOST_WEIGHTS:
+            yield f"--set {lever}={devices}"
 
 
 def _from_split(
@@ -232,14 +262,25 @@ def _devices(
         # those that are usable: others are held, or of another model
         there = len(layout.devices) * layout.nodes
     slots = there or machine.physical_cores
-    if layout.world > slots:
-        what = "usable GPUs" if there else "cores, and each rank needs one"
-        message = f"the layout needs {layout.world} devices, there are {slots} {what}"
+    cut = any(g.mig for g in layout.devices)
+    if layout.world > slots and not cut:
+        verb = "is" if slots == 1 else "are"
+        kind_of = "usable GPU" if there else "core"
+        what = f"there {verb} {count(slots, kind_of)}" + ("" if there else ", and each rank needs one")
+        message = f"the layout needs {layout.world} devices, {what}"
         change = _smaller(card, layout, slots, kind, version)
         found.append(Illegal(_largest(layout), "too_few_devices", message, change))
-    if layout.world > 1 and any(g.mig for g in layout.devices):
-        message = "MIG slices have no peer access, and a process sees one of them: they form no group"
+    if layout.world > 1 and cut:
+        message = "MIG slices have no peer access, and a process sees one of them: a deployment takes one"
         found.append(Illegal(_largest(layout), "mig_slices_form_no_group", message, dict.fromkeys(LEVERS, 1)))
+    free = sorted(g.free_bytes for g in layout.devices)
+    shared = kind == "sglang" and len(free) > 1 and layout.tensor * layout.attention_data > 1
+    if shared and free[0] < free[-1] * _UNBALANCED:
+        message = (
+            f"SGLang refuses tensor ranks with uneven memory: {free[0] / 2**30:.1f} to "
+            f"{free[-1] / 2**30:.1f} GiB are free on them"
+        )
+        found.append(Illegal("device_ids", "uneven_free_memory", message))
     kinds = sorted({f"{g.name} of {g.memory_bytes / 2**30:.0f} GiB" for g in layout.devices})
     if len(kinds) > 1:
         message = f"one deployment takes equal cards, these are {', '.join(kinds)}"
@@ -295,13 +336,13 @@ def _shapes(
     given: Mapping[str, Any],
 ) -> Iterator[Layout]:
     """Sizes without devices, for one node and for all nodes."""
-    count = len(topology.gpus)
-    cards = count * machine.nodes
+    here = len(topology.gpus)
+    cards = here * machine.nodes
     legal = legal_tensor_sizes(card, cards, kind, version)
     for nodes in (1, machine.nodes) if machine.nodes > 1 else (1,):
-        cards = count * nodes
+        cards = here * nodes
         asked = given.get("tensor_parallel_size")
-        tensors = [t for t in legal if t <= count or t == cards] if asked is None else [int(asked)]
+        tensors = [t for t in legal if t <= here or t == cards] if asked is None else [int(asked)]
         for tensor in tensors:
             room = cards // tensor
             stages = _stages(topology, tensor, room, nodes, legal)
@@ -314,7 +355,7 @@ def _shapes(
                 for data in _one_of(given.get("data_parallel_size"), copies):
                     ranks = {1, left} if card.experts and data == 1 else {1}
                     for attention in _one_of(given.get("attention_data_parallel_size"), ranks):
-                        if nodes > 1 and tensor * pipeline * data * attention <= count:
+                        if nodes > 1 and tensor * pipeline * data * attention <= here:
                             continue
                         for expert in _experts_spread(card, tensor, attention, given):
                             yield Layout(tensor, pipeline, data, attention, expert, nodes=nodes)
