@@ -1,6 +1,7 @@
 import importlib.machinery
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -89,7 +90,8 @@ def test_defaults_that_changed_are_those_of_the_release() -> None:
 @pytest.mark.parametrize(
     ("asked", "table"),
     [("0.10", "0.10.0"), ("0.11.2", "0.10.0"), ("0.15.1", "0.12.0"), ("0.31.9", "0.27.1"),
-     ("0.32.0+cpu", "0.32.0"), ("0.33.1rc2", "0.33.0"), ("0.34.0", "0.33.0"), (None, "0.33.0")],
+     ("0.32.0+cpu", "0.32.0"), ("0.33.1rc2", "0.33.0"), ("0.10.1.1", "0.10.0"),
+     ("0.33.1.dev3+g1a2b", "0.33.0"), (None, "0.33.0")],
 )  # fmt: skip
 def test_a_version_between_two_has_the_flags_of_the_older_one_and_says_so(
     asked: str | None, table: str
@@ -99,6 +101,31 @@ def test_a_version_between_two_has_the_flags_of_the_older_one_and_says_so(
     assert (i.extras["table"], i.flags) == (table, captured.captured(table).flags)
     exact = captured.release(i.version) == captured.release(table)
     assert i.extras["table_note"] == ("" if exact else f"the flags of {table}, the nearest known version")
+
+
+@pytest.mark.parametrize("asked", ["0.34.0", "0.40", "1.0", "9.9", "0.33.x-y z", "0..1"])
+def test_a_version_above_all_or_none_at_all_is_not_guessed(asked: str) -> None:
+    with pytest.raises(LlmserveError, match=re.escape(asked)) as error:
+        captured.captured(asked)
+    assert error.value.exit_code == Exit.NOT_FOUND
+    assert "0.10.0 to 0.33.0" in error.value.remedy
+
+
+def test_a_version_between_two_may_have_the_parsers_of_the_later_one() -> None:
+    def parsers(version: str) -> set[str]:
+        return set(captured.captured(version).extras["tool_call_parsers"])
+
+    assert "gemma4" not in parsers("0.16.0")
+    assert "gemma4" in parsers("0.19.1")
+    assert parsers("0.16.0") | parsers("0.20.2") == parsers("0.19.1")
+    assert parsers("0.33.1") == parsers("0.33.0")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_knows_its_parsers(version: str) -> None:
+    extras = captured.captured(version).extras
+    assert {"hermes", "mistral", "llama3_json"} <= set(extras["tool_call_parsers"])
+    assert {"deepseek_r1", "qwen3"} <= set(extras["reasoning_parsers"])
 
 
 def test_a_version_older_than_all_is_not_guessed() -> None:

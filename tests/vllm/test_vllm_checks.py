@@ -47,7 +47,7 @@ def plan(case: dict[str, Any], engine: Installation) -> Plan:
         goal="throughput",
         profile="p",
         model=model,
-        machine={"gpus": gpus},
+        machine={"gpus": gpus, **case.get("machine", {})},
         engine=EngineRef("vllm", "vllm", engine.version),
         levers={},
         predictions={},
@@ -133,6 +133,12 @@ SILENT = [
     ),
     ("not officially supported", "dense", ["--no-enable-chunked-prefill"], {}),
     ("vLLM uses float16", "dense", [], {"gpus": [["Tesla T4", 16, "7.5"]]}),
+    (
+        "it takes 40, and larger batches run without one: --set cuda_graph=48",
+        "dense",
+        ["--max-cudagraph-capture-size", "44"],
+        {"gpus": [["NVIDIA A10", 24, "8.6"]]},
+    ),
     ("no fp8 units", "dense", ["--kv-cache-dtype", "fp8"], {"gpus": [["NVIDIA A10", 24, "8.6"]]}),
     ("in 16 bits", "dense", ["--quantization", "fp8"], {"gpus": [["NVIDIA A10", 24, "8.6"]]}),
     ("async scheduling off", "dense", ["--spec-method", "ngram", "--spec-tokens", "3"], {}),
@@ -159,6 +165,21 @@ def test_what_vllm_does_otherwise_without_a_word_is_said(
     case = {"model": model, "argv": argv, **more}
     engine = engine_for(case)
     assert any(said in w for w in warnings(plan(case, engine), engine))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--max-cudagraph-capture-size", "48"],
+        ["--max-cudagraph-capture-size", "512"],
+        ["--max-cudagraph-capture-size", "12", "--performance-mode", "interactivity"],
+        ["--max-cudagraph-capture-size", "100", "--max-num-batched-tokens", "100", "--max-num-seqs", "100"],
+    ],
+)
+def test_a_size_that_is_recorded_is_not_warned_of(argv: list[str]) -> None:
+    case = {"model": "dense", "argv": argv, "gpus": [["NVIDIA H100 80GB HBM3", 80, "9.0"]]}
+    engine = engine_for(case)
+    assert not any("cuda_graph" in w for w in warnings(plan(case, engine), engine))
 
 
 def test_a_plain_start_on_a_large_gpu_has_nothing_to_warn_of() -> None:

@@ -362,3 +362,8 @@ def test_the_real_parser_takes_every_line_that_is_rendered_for_it() -> None:
     assert len(said) == len(words) + len(verdicts)
     assert [s for s in said[: len(words)] if not s["ok"]] == []
     assert [s["ok"] for s in said[len(words) :]] == [v["ok"] for v in verdicts]
+
+
+@pytest.mark.parametrize("more", [{"data_parallel_size": 4}, {"attention_data_parallel_size": 4}])
+def test_host_memory_for_kv_is_shared_by_the_copies(more: dict[str, int]) -> None:
+    assert "--kv-offloading-size 16 " in line(rendered(kv_offload_bytes=64 << 30, **more)) + " "

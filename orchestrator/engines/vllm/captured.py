@@ -55,27 +55,47 @@ def captured(version: str | None = None, device: str = "cuda") -> Installation:
 
     `version` is kept as it was asked for; `extras["table"]` is the known version whose flags it has, and
     `extras["table_note"]` says so in words where the two differ. Raises LlmserveError (exit 5) for a version
-    older than every known one.
+    that is none, older than every known one, or of a later minor release than the newest known one.
     """
     asked = version or versions()[-1]
     table = nearest(asked)
-    if table is None:
+    if table is None or not re.fullmatch(r"\d+(\.\d+){0,3}([.+-]?[a-z][\w.+-]*|\+[\w.]+)?", asked):
+        known = False
+    else:
+        known = release(asked)[:2] <= release(versions()[-1])[:2]
+    if table is None or not known:
         raise not_found(
-            "not_captured",
-            f"no flags are known for vLLM {asked}",
-            f"known are {', '.join(versions())}; name one of those or a newer one",
+            "unknown_version",
+            f"vLLM {asked} is not among the versions whose flags are known",
+            f"known are {versions()[0]} to {versions()[-1]}; an installed one is asked itself",
         )
     told = read(table)
     note = "" if release(table) == release(asked) else f"the flags of {table}, the nearest known version"
-    extras = extras_of(told.told, table) | {
-        "device": device,
-        "distribution": DISTRIBUTIONS.get(device, "vllm"),
-        "python": "python",
-        "dependencies": {},
-        "table": table,
-        "table_note": note,
-    }
+    extras = (
+        extras_of(told.told, table)
+        | _until_next(asked, table)
+        | {
+            "device": device,
+            "distribution": DISTRIBUTIONS.get(device, "vllm"),
+            "python": "python",
+            "dependencies": {},
+            "table": table,
+            "table_note": note,
+        }
+    )
     return Installation("vllm", KIND, asked, ("vllm", "serve"), told.flags, extras=extras, captured=True)
+
+
+def _until_next(asked: str, table: str) -> dict[str, Any]:
+    """Parsers of a version between two known ones: each may be among those that the later one has."""
+    at = versions().index(table) + 1
+    if release(asked) == release(table) or at == len(versions()):
+        return {}
+    both = (read(table).told, read(versions()[at]).told)
+    return {
+        name: sorted({n for told in both for n in told.get(name, ())})
+        for name in ("tool_call_parsers", "reasoning_parsers")
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from orchestrator.engines.command_line import index
 from orchestrator.engines.vllm import speculation
 from orchestrator.engines.vllm.owned import owned_violations
 from orchestrator.plan import Decision, ProcessPlan, Violation
+from orchestrator.problems import nearest
 
 DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 """Neutral names of types in vLLM's words; any other name is passed on as it is."""
@@ -92,12 +93,14 @@ class Line:
         offered = known.choices or tuple(self.installation.extras.get(_OFFERED.get(flag, ""), ()))
         if not offered or value in offered:
             return True
+        near = nearest(value, offered)
+        typed = f"--set {lever}={near}, or --set {lever}=auto" if near else f"--set {lever}=auto"
         self.violations.append(
             Violation(
                 f"{lever or flag.strip('-').replace('-', '_')}_not_offered",
                 f"{lever or flag} {value!r}: vLLM {self.installation.version} does not offer it; "
                 f"it offers {', '.join(offered)}",
-                f"choose one of those with --set {lever}=..., or leave it to the plan" if lever else "",
+                f"use {typed}" if lever else f"choose one of those, or take {flag} out",
             )
         )
         return False
@@ -219,8 +222,10 @@ def _memory(line: Line, levers: Mapping[str, Any]) -> None:
     kind = levers.get("kv_cache_dtype")
     if kind not in (None, "auto"):
         line.add("--kv-cache-dtype", DTYPES.get(str(kind), str(kind)), lever="kv_cache_dtype")
-    offload = levers.get("kv_offload_bytes")
-    gib = 0 if not offload else offload // _GIB if offload % _GIB == 0 else offload / _GIB
+    # each data-parallel rank sets aside as much as the flag says
+    copies = (levers.get("data_parallel_size") or 1) * (levers.get("attention_data_parallel_size") or 1)
+    offload = (levers.get("kv_offload_bytes") or 0) / copies
+    gib = int(offload // _GIB) if offload % _GIB == 0 else offload / _GIB
     if gib and line.add("--kv-offloading-size", gib, lever="kv_offload_bytes"):
         backend = line.listed.get("--kv-offloading-backend")
         if backend is not None and backend.default is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.engines.base import Installation
+from orchestrator.engines.vllm.checks.all2all import check as all2all
 from orchestrator.engines.vllm.checks.command import check as command
 from orchestrator.engines.vllm.checks.connectors import check as connectors
 from orchestrator.engines.vllm.checks.context import check as context
+from orchestrator.engines.vllm.checks.host import check as host
 from orchestrator.engines.vllm.checks.parallel import check as parallel
 from orchestrator.engines.vllm.checks.scheduler import check as scheduler
 from orchestrator.engines.vllm.checks.serving import check as serving
@@ -24,10 +26,12 @@ _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
     command,
     scheduler,
     parallel,
+    all2all,
     context,
     speculation,
     connectors,
     serving,
+    host,
 )
 
 

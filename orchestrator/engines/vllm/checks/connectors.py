@@ -55,6 +55,17 @@ def check(s: Settings) -> list[Violation]:
                 "take --no-disable-hybrid-kv-cache-manager out of engine_args",
             )
         )
+    shared, tensor = s.count("--decode-context-parallel-size"), s.count("--tensor-parallel-size")
+    if "NixlConnector" in names and shared > 1 and (shared != tensor or s.model.get("mla") is False):
+        # vllm/config/vllm.py:1572
+        found.append(
+            Violation(
+                "connector_with_context_parallel",
+                "NixlConnector takes --decode-context-parallel-size 1, or with latent attention (MLA) the "
+                f"whole tensor_parallel_size {tensor}: it is {shared}",
+                "take --decode-context-parallel-size out of engine_args",
+            )
+        )
     if "expandable_segments:True" in s.env.get("PYTORCH_CUDA_ALLOC_CONF", "") and not (
         s.on("--enable-sleep-mode") or s.on("--enable-cumem-allocator")
     ):

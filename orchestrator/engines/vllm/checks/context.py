@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from orchestrator.engines.checkpoint_format import method
 from orchestrator.engines.vllm.checks.settings import Settings, rules
 from orchestrator.plan import Violation
 
@@ -13,7 +14,16 @@ _DTYPES = {"half": "float16", "float": "float32", "torch.bfloat16": "bfloat16", 
 def check(s: Settings) -> list[Violation]:
     """ModelConfig's and CacheConfig's checks (vLLM 0.33.0 vllm/config/model.py:2657-2683, 1420-1475,
     vllm/config/vllm.py:1492-1508, 3422-3452, vllm/platforms/cuda.py:651)."""
-    return [*_length(s), *_dtype(s), *_kv(s), *_quantization(s), *_cpu(s), *_own_code(s)]
+    return [
+        *_length(s),
+        *_dtype(s),
+        *_kv(s),
+        *_blocks(s),
+        *_device(s),
+        *_quantization(s),
+        *_cpu(s),
+        *_own_code(s),
+    ]
 
 
 def dtype(s: Settings) -> str | None:
@@ -108,8 +118,7 @@ def _kv(s: Settings) -> list[Violation]:
 
 def _quantization(s: Settings) -> list[Violation]:
     table = rules()["quantization"]
-    asked, own = s.text("--quantization"), s.model.get("quantization")
-    own = own if own not in (None, "none", "") else None
+    asked, own = s.text("--quantization"), method(s.model.get("quantization"))
     if asked and own and asked != own and "quantization" in s.model:
         # the kernels that know a format under another name are the GPUs'
         alike = s.device != "cpu" and any(asked in row and own in row for row in table["same"])
@@ -117,7 +126,7 @@ def _quantization(s: Settings) -> list[Violation]:
             return [
                 Violation(
                     "quantization_differs",
-                    f"quantization is {asked} and the weights are {own}",
+                    f"quantization is {asked} and the weights are {s.model['quantization']}",
                     "use --set quantization=auto: the checkpoint says it itself",
                 )
             ]
@@ -135,17 +144,54 @@ def _quantization(s: Settings) -> list[Violation]:
                 "use --set quantization=auto, a checkpoint in that format, or one made while loading (fp8)",
             )
         ]
-    method, capability = asked or own, s.capability()
-    need = table["minimum"].get(method)
+    capability, kind = s.capability(), asked or own
+    need = table["minimum"].get(kind)
     if need is not None and s.device == "cuda" and capability is not None and round(capability * 10) < need:
         return [
             Violation(
                 "quantization_needs_newer_gpu",
-                f"{method} weights need compute capability {need / 10}, and a GPU here has {capability}",
+                f"{kind} weights need compute capability {need / 10}, and a GPU here has {capability}",
                 "use a checkpoint in another format, or other GPUs with --set device_ids",
             )
         ]
     return []
+
+
+def _device(s: Settings) -> list[Violation]:
+    """GPUs for which the published packages hold no kernels: `lowest_capability` of the rules."""
+    capability = s.capability()
+    if s.device != "cuda" or capability is None:
+        return []
+    least = next(row["capability"] for row in rules()["lowest_capability"] if s.at_least(row["since"]))
+    if round(capability * 10) >= least:
+        return []
+    return [
+        Violation(
+            "gpu_too_old",
+            f"vLLM {s.installation.version} is built for compute capability {least / 10} and above, and a "
+            f"GPU here has {capability}",
+            "use newer GPUs, or --engine llamacpp with a GGUF model",
+        )
+    ]
+
+
+def _blocks(s: Settings) -> list[Violation]:
+    """Sizes of KV blocks that an attention backend of the device takes: every one of CUDA's, those of
+    ordinary heads on ROCm (vLLM 0.33.0 vllm/v1/attention/backends, get_supported_kernel_block_sizes; 0.10.0
+    to 0.20.2 flash_attn.py and triton_attn.py, get_kv_cache_shape). Before 0.20.2 the engine itself set the
+    blocks of latent attention."""
+    size, mla = s.number("--block-size"), bool(s.model.get("mla"))
+    if size is None or size <= 0 or size % 16 == 0:
+        return []
+    if s.device not in ("cuda", "rocm") or (mla and (s.device == "rocm" or not s.at_least("0.20.2"))):
+        return []
+    return [
+        Violation(
+            "block_size_not_16",
+            f"block_size is {int(size)}, and attention on a GPU takes KV blocks of 16 tokens and multiples",
+            f"use --set block_size={max(16, round(size / 16) * 16)}, or --set block_size=auto",
+        )
+    ]
 
 
 def _cpu(s: Settings) -> list[Violation]:

@@ -156,6 +156,25 @@ def _executor(s: Settings) -> list[Violation]:
                 "use --set distributed_executor_backend=mp",
             )
         )
+    elif name == "uni" and s.world > 1 and s.device != "cpu":
+        # a CPU takes mp instead (vllm/platforms/cpu.py:350); a GPU's one worker waits for the other ranks
+        found.append(
+            Violation(
+                "executor_of_one_rank",
+                f"distributed_executor_backend uni runs one worker, and the layout has {s.world} ranks",
+                "use --set distributed_executor_backend=mp, or --set tensor_parallel_size=1",
+            )
+        )
+    if name == "external_launcher" and "RANK" not in s.env:
+        # vllm/v1/executor/uniproc_executor.py, ExecutorWithExternalLauncher
+        found.append(
+            Violation(
+                "executor_external",
+                "distributed_executor_backend external_launcher is for programs that torchrun starts, one "
+                "for each rank",
+                "use --set distributed_executor_backend=mp",
+            )
+        )
     ray = (s.installation.extras.get("dependencies") or {}).get("ray", "unknown")
     if name == "ray" and ray is None:
         found.append(
@@ -184,6 +203,13 @@ def _data_parallel(s: Settings) -> list[Violation]:
     def refuse(code: str, message: str, remedy: str) -> None:
         found.append(Violation(code, message, remedy))
 
+    if s.on("--enable-fault-tolerance") is True and not external:
+        # vllm/engine/arg_utils.py:2450
+        refuse(
+            "fault_tolerance_needs_balancer",
+            "--enable-fault-tolerance is for ranks behind a balancer of their own",
+            "take it out of engine_args",
+        )
     if len(modes) > 1:
         refuse(
             "balancers_clash",

@@ -116,19 +116,26 @@ def _graphs(s: Settings) -> list[Violation]:
 
 
 def _ahead(s: Settings) -> list[Violation]:
-    """Async scheduling asked for where it cannot be (vLLM 0.33.0 vllm/config/vllm.py:1639-1719)."""
+    """Async scheduling asked for where it cannot be (vLLM 0.33.0 vllm/config/vllm.py:1600-1684; 0.12.0 the
+    same file:529; 0.10.0 vllm/engine/arg_utils.py:1135)."""
     if s.on("--async-scheduling") is not True:
         return []
     found = []
     speculation = s.speculation or {}
     method = speculation.get("method")
     v1_only = s.env.get("VLLM_USE_V2_MODEL_RUNNER") == "0" or not s.at_least("0.33") or s.device == "cpu"
-    if method in rules()["speculative"]["no_async"] and (v1_only or method != "ngram"):
+    goes = _goes_ahead(s)
+    if speculation and (
+        (method in rules()["speculative"]["no_async"] and (v1_only or method != "ngram"))
+        or (goes is not None and method not in goes and not str(method).endswith("_mtp"))
+    ):
+        others = "draft_model, eagle3, mtp" if goes is None else ", ".join(goes)
         found.append(
             Violation(
                 "async_with_speculation",
                 f"async_scheduling does not work with speculation by {method}",
-                "use --set async_scheduling=auto, or another speculative.method (draft_model, eagle3, mtp)",
+                "use --set async_scheduling=auto"
+                + (f", or another speculative.method ({others})" if others else ""),
             )
         )
     if speculation.get("disable_padded_drafter_batch"):
@@ -139,4 +146,32 @@ def _ahead(s: Settings) -> list[Violation]:
                 "use --set async_scheduling=auto, or take disable_padded_drafter_batch out",
             )
         )
+    stages, older = s.count("--pipeline-parallel-size"), not s.at_least("0.16")
+    if stages > 1 and (older or (s.at_least("0.33") and v1_only)):
+        found.append(
+            Violation(
+                "async_with_stages",
+                "async_scheduling does not work with pipeline_parallel_size above 1 "
+                + ("in this release" if older else "on the V1 model runner"),
+                "use --set async_scheduling=auto, or --set pipeline_parallel_size=1",
+            )
+        )
+    executor = s.text("--distributed-executor-backend")
+    if (executor == "ray" and not s.at_least("0.20")) or (executor == "uni" and not s.at_least("0.12")):
+        found.append(
+            Violation(
+                "async_with_executor",
+                f"async_scheduling does not work with distributed_executor_backend {executor}",
+                "use --set async_scheduling=auto, or --set distributed_executor_backend=mp",
+            )
+        )
     return found
+
+
+def _goes_ahead(s: Settings) -> tuple[str, ...] | None:
+    """The methods an older release can run ahead with; None where `no_async` says those that it cannot."""
+    if not s.at_least("0.12"):
+        return ()
+    if not s.at_least("0.16"):
+        return ("eagle", "eagle3", "mtp")
+    return None

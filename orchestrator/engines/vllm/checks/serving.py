@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.engines.vllm.checks.context import missing_file
 from orchestrator.engines.vllm.checks.settings import Settings
 from orchestrator.plan import Violation
+from orchestrator.problems import nearest
 
 
 def check(s: Settings) -> list[Violation]:
@@ -19,6 +20,16 @@ def check(s: Settings) -> list[Violation]:
                 "use --set tool_call_parser=NAME (hermes for Qwen), or take the flag out",
             )
         )
+    shares = s.text("--mm-tensor-ipc") == "torch_shm"
+    if shares and s.model.get("multimodal") and s.env.get("VLLM_WORKER_MULTIPROC_METHOD") != "spawn":
+        # vllm/config/vllm.py:1660 of 0.32.0
+        found.append(
+            Violation(
+                "shared_pictures_need_spawn",
+                "--mm-tensor-ipc torch_shm fails without VLLM_WORKER_MULTIPROC_METHOD=spawn",
+                "add that to env, or take --mm-tensor-ipc out of engine_args",
+            )
+        )
     for flag, lever, key in (
         ("--tool-call-parser", "tool_call_parser", "tool_call_parsers"),
         ("--reasoning-parser", "reasoning_parser", "reasoning_parsers"),
@@ -26,11 +37,12 @@ def check(s: Settings) -> list[Violation]:
         name, offered = s.text(flag), s.installation.extras.get(key) or ()
         plugin = s.given(f"{flag.removesuffix('-call-parser').removesuffix('-parser')}-parser-plugin")
         if name and offered and name not in offered and not plugin:
+            near = nearest(name, offered)
             found.append(
                 Violation(
                     f"{lever}_unknown",
                     f"vLLM {s.installation.version} has no {lever} {name!r}: it has {', '.join(offered)}",
-                    f"use one of those, or --set {lever}=off",
+                    f"use --set {lever}={near or 'auto'}, or --set {lever}=off",
                 )
             )
     template = s.text("--chat-template")

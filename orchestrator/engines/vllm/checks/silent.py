@@ -7,11 +7,20 @@ from collections.abc import Iterator, Mapping
 from orchestrator.engines.vllm.checks.connectors import connector_names
 from orchestrator.engines.vllm.checks.context import dtype
 from orchestrator.engines.vllm.checks.settings import Settings, rules
+from orchestrator.planning.paged.graphs import covering, within
 
 
 def warnings(s: Settings) -> list[str]:
     """One sentence each (vLLM 0.33.0: the place stands at each rule)."""
-    return [*_step(s), *_types(s), *_speculation(s), *_layout(s), *_cpu(s), *_connector(s)]
+    return [
+        *_step(s),
+        *_types(s),
+        *_graphs(s),
+        *_speculation(s),
+        *_layout(s),
+        *_cpu(s),
+        *_connector(s),
+    ]
 
 
 def _step(s: Settings) -> Iterator[str]:
@@ -55,6 +64,25 @@ def _types(s: Settings) -> Iterator[str]:
         yield (
             f"fp8 weights on compute capability {capability} are computed in 16 bits (Marlin): "
             "they save memory, not time"
+        )
+
+
+def _graphs(s: Settings) -> Iterator[str]:
+    """A largest size between those that are recorded (vllm/config/vllm.py:2470, 2508 of 0.32.0)."""
+    largest = s.number("--max-cudagraph-capture-size")
+    if largest is None or largest < 1 or s.device == "cpu" or s.on("--enforce-eager") is True:
+        return
+    if s.parsed.values.get("--cudagraph-capture-sizes") is not None:
+        return
+    asked, tokens = int(largest), s.step()[0]
+    fine = s.text("--performance-mode") == "interactivity" and asked <= 32
+    taken = min(asked, tokens)
+    if not fine and tokens > taken:
+        taken = within(taken)
+    if taken < asked:
+        yield (
+            f"cuda_graph={asked} is none of the sizes that vLLM records: it takes {taken}, and larger "
+            f"batches run without one: --set cuda_graph={covering(asked)} holds them"
         )
 
 

@@ -34,6 +34,7 @@ def check(s: Settings) -> list[Violation]:
         *_room(s, spec),
         *_options(spec),
         *_rejection(s, spec),
+        *_fast_prefill(s, spec),
     ]
 
 
@@ -307,3 +308,19 @@ def _rejection(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
             )
         ]
     return []
+
+
+def _fast_prefill(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
+    """vllm/config/vllm.py:2018; which methods use the model's hidden states: speculative.py:2116."""
+    method = str(spec.get("method"))
+    if s.on("--kv-sharing-fast-prefill") is not True or not (
+        method in ("eagle", "eagle3", "dflash", "dspark") or method.endswith("mtp")
+    ):
+        return []
+    return [
+        Violation(
+            "fast_prefill_with_drafts",
+            f"--kv-sharing-fast-prefill does not work with speculation by {method}",
+            "take it out of engine_args, or use --set speculative=off",
+        )
+    ]
