@@ -233,10 +233,12 @@ def _speed(con: Console, plan: Plan) -> None:
     if p["output_tokens_per_s"].value is None:
         con.print("[dim]speed    unknown before it is measured[/]")
         return
+    requests = plan.layout.get("speed_at_requests")
+    at = f" with {requests} at once" if requests else ""
     first, each, rate = (p[n].value or 0 for n in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))
     con.print(
         f"[dim]speed[/]    about {first:,.0f} ms to the first token, {each:.1f} ms for each more, "
-        f"{rate:,.0f} tokens/s"
+        f"{rate:,.0f} tokens/s{at}"
     )
     band = plan.layout.get("speed_band")
     far = f", good to a factor of {band[1]:.2g} on published runs" if band else ""

@@ -42,6 +42,8 @@ def agent(engines_cli: Cli, hf_model: str) -> dict:
         *("launch", "--engine", "vllm", "--goal", "agent", "--model", hf_model, "--name", "agent"),
         *("--set", f"kv_cache_bytes={KV_BYTES}", "--set", "max_model_len=2048", "--set", "max_num_seqs=4"),
         *("--set", "supervision.restart.backoff_s=0.1"),
+        # left to the plan it is off on a CPU: on busy cores it slows every step
+        *("--set", "speculative={method: ngram, num_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 5}"),
         timeout=START_S,
     )
 

@@ -116,3 +116,27 @@ def test_agents_get_fewer_bits_only_where_their_conversations_would_be_cut_short
 def test_a_gap_that_no_step_is_small_enough_for_is_said() -> None:
     plan = planned.plan("Qwen/Qwen3-32B-FP8", "2xrtx3090-pcie", goal="latency")
     assert "the smallest step there is" in plan.levers["max_num_batched_tokens"].reason
+
+
+def test_host_memory_is_taken_only_where_the_pool_is_short_of_waiting_conversations() -> None:
+    ample = planned.plan("Qwen/Qwen3-30B-A3B", "8xh100", goal="agent")
+    assert value(ample, "kv_offload_bytes") == 0
+    assert "whole conversations" in ample.levers["kv_offload_bytes"].reason
+    short = planned.plan(LLAMA_8B, "1xl4", goal="agent")
+    assert value(short, "kv_offload_bytes") > 0
+    refused = planned.plan(LLAMA_70B, "1xl4", goal="agent")
+    assert refused.violations
+    assert value(refused, "kv_offload_bytes") == 0
+
+
+def test_devices_of_a_machine_file_go_by_number() -> None:
+    for kind in planned.KINDS:
+        (process,) = planned.plan(LLAMA_70B, "4xa100-80-nvlink", goal="latency", kind=kind).processes
+        assert process.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_fewer_devices_are_taken_where_more_make_an_answer_hardly_quicker() -> None:
+    plan = planned.plan("Qwen/Qwen3-1.7B", "8xh100", goal="latency")
+    assert value(plan, "tensor_parallel_size") * value(plan, "data_parallel_size") < 8
+    reasons = [d.reason for d in plan.levers.values()]
+    assert any("less than a tenth quicker" in r for r in reasons)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.engines.base import Flag, Installation, Rendered, RenderRequest
@@ -112,6 +112,10 @@ _OFFERED = {
     "--reasoning-parser": "reasoning_parsers",
 }
 """Flags whose choices are not in the parser of every release, and the extra that has them."""
+
+
+_IN_A_FILE = "GPU-file-"
+"""Beginning of the UUIDs that machine files give their GPUs (machine/files.py)."""
 
 
 def render(request: RenderRequest) -> Rendered:
@@ -277,8 +281,14 @@ def _devices(line: Line, request: RenderRequest) -> dict[str, str]:
     if not devices or devices == "auto" or request.nodes > 1:
         return {}
     if line.installation.extras.get("device") == "rocm":
-        return {"ROCR_VISIBLE_DEVICES": ",".join(devices)}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {"ROCR_VISIBLE_DEVICES": ",".join(_told(request, devices))}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(_told(request, devices)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _told(request: RenderRequest, devices: Sequence[str]) -> list[str]:
+    """Devices by UUID; those of a machine file, whose UUIDs no host has, by their numbers."""
+    indexes = request.device_indexes
+    return [str(indexes[d]) if d.startswith(_IN_A_FILE) and d in indexes else d for d in devices]
 
 
 def _needs_variable(installation: Installation) -> bool:

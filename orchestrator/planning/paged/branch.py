@@ -109,6 +109,7 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None) -> Draft:
             "left_out": {n: why for n, why in LEFT_OUT.items() if n not in decided},
             "devices": [g.uuid for g in z.layout.devices],
             "words": choose.words(z.layout),
+            "speed_at_requests": min(s.profile.workload.concurrency, z.max_num_seqs * z.copies),
             "speed_band": [z.estimate.low, z.estimate.high] if z.estimate is not None else None,
         },
         not_expressible=tuple(sorted(wordless)),

@@ -24,6 +24,7 @@ def own(s: Situation, chosen: Chosen) -> list[Finding]:
         *_layout(s, chosen),
         *_nodes(s, chosen.sizing.layout),
         *_context(s),
+        *_classes(s),
         *_consent(s),
         *_weights(s),
         *_draft(s),
@@ -172,6 +173,18 @@ def _context(s: Situation) -> Iterator[Finding]:
         if s.kind == "vllm"
         else "",
     )
+
+
+def _classes(s: Situation) -> Iterator[Finding]:
+    """Both engines choose their code by `architectures` (vLLM 0.32.0 model_executor/models/registry.py "No
+    model architectures are specified", SGLang 0.5.23 srt/models/registry.py)."""
+    if s.card.format == "safetensors" and not s.card.architectures:
+        yield Finding(
+            "no_architectures",
+            f"the config.json of {s.card.name} names no architectures, and {s.inputs.installation.name} "
+            "chooses its code by them",
+            "write the class into it, as its publisher names it (LlamaForCausalLM), or give another model",
+        )
 
 
 def _consent(s: Situation) -> Iterator[Finding]:

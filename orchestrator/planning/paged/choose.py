@@ -152,7 +152,10 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
         return fewest, "the fewest devices that hold it: the lowest cost", "edge_fewest_devices"
     if s.goal == "throughput":
         best = _most_tokens(s, rated)
-        reason = f"the most tokens with all of it full, {_speed(best):,.0f} tokens/s estimated"
+        full = min(best.max_num_seqs, SATURATION) * best.copies
+        reason = (
+            f"the most tokens when full: {_speed(best):,.0f} tokens/s estimated at {full} requests at once"
+        )
         return best, reason, "throughput_most_tokens"
     if s.goal == "agent":
         longest = max(z.max_model_len for z in rated)
@@ -165,6 +168,9 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
     reason = (
         f"the quickest answer: about {e.ttft_ms:.0f} ms to the first token, {e.tpot_ms:.1f} for each more"
     )
+    if _whole(s, best) > quickest * 1.005:
+        quick = f"about {e.ttft_ms:.0f} ms to the first token, {e.tpot_ms:.1f} for each more"
+        reason = f"{quick}: more devices would make an answer less than a tenth quicker"
     if best.layout.world > 1 and s.goal == "agent":
         reason = f"one pool holds the longest conversations; {reason}"
     return best, reason, f"{s.goal}_quickest"

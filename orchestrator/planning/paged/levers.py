@@ -14,6 +14,9 @@ from orchestrator.planning.paged.situation import GIB, Situation
 from orchestrator.planning.paged.sizing import Sizing, goal_batch
 from orchestrator.planning.words import count, size
 
+WAITING = 4
+"""Conversations for each one that runs: with room for so many in the pool, host memory adds nothing."""
+
 Decisions = dict[str, Decision]
 
 
@@ -64,6 +67,10 @@ def utilization(s: Situation, z: Sizing) -> Decision:
         "graphs are counted inside it" if s.kind == "vllm" and s.version >= (0, 21) else "graphs come on top"
     )
     reason = f"what is left is a margin for what no formula knows; {graphs} on this version"
+    if s.kind == "sglang":
+        reason = (
+            f"of each device for all of it; SGLang is told mem_fraction_static, and {graphs} on this version"
+        )
     more = Rejected(0.97, "starts that die at graph capture were seen at 0.98")
     return Decision(value, reason, f"{s.goal}_utilization", rejected=(more,))
 
@@ -95,6 +102,8 @@ def context(s: Situation, z: Sizing, wish: int) -> Decision:
         n = -(-s.profile.workload.concurrency // max(1, z.copies))
         why = f"{count(n, 'conversation')} of that length are more than {pool}"
         reason = f"what {pool} hold for each of {count(n, 'conversation')} at once"
+        if (z.tokens or 0) // n < value:
+            reason = f"one request of the workload; {pool} hold fewer than {count(n, 'conversation')} at once"
         return Decision(value, reason, "agent_context_by_kv", rejected=(Rejected(wish, why),))
     if value < wish:
         why = f"one request of that length is more than {pool}"
@@ -113,8 +122,9 @@ def seqs(s: Situation, z: Sizing) -> Decision:
     w, value = s.profile.workload, z.max_num_seqs
     if not z.fits:
         return Decision(value, "what the goal would take if the model fitted", "nothing_fits")
-    pool = f"KV holds {z.tokens} tokens" if z.tokens is not None else "the KV pool's size is not known"
-    if s.goal == "throughput":
+    each = " on each rank" if z.copies > 1 else ""
+    pool = f"KV holds {z.tokens} tokens{each}" if z.tokens is not None else "the KV pool's size is not known"
+    if s.goal == "throughput" and not s.on_cpu:
         reason = f"{pool}, a request of the workload takes {s.request_tokens}: as many as that holds"
         if value == table.row(s.goal)["most_seqs"]:
             reason = f"{pool}, room for more than these; each further one slows all and gains little"
@@ -215,7 +225,10 @@ def kv_offload(s: Situation, z: Sizing) -> Decision:
         return Decision(0, f"this version has no {flags[0]}", "no_offload")
     if s.card.hybrid is not None:
         return Decision(0, "a hybrid's state is not offloaded", "no_offload")
-    most = z.kv_bytes * z.layout.world
+    most = max(0, z.kv_bytes) * z.layout.world
+    held = (z.tokens or 0) * z.copies // max(1, z.max_model_len)
+    if held >= WAITING * s.profile.workload.concurrency:
+        return Decision(0, f"the pool holds {held} whole conversations: none has to leave it", "no_offload")
     # SGLang counts whole GB on each rank
     step = GIB if s.kind == "vllm" else 10**9 * z.layout.world
     value = min(s.host_budget // 4, most) // step * step
@@ -430,6 +443,8 @@ def why_size(s: Situation, name: str, layout: Layout) -> str:
             return "each device holds the layers whole"
         case "pipeline_parallel_size" if layout.pipeline == 1:
             return "no stages: one device group holds all layers"
+        case "data_parallel_size" if layout.attention_data > 1:
+            return "no whole copies: attention_data_parallel_size says how attention is copied"
         case "data_parallel_size" if layout.data == 1:
             return "one copy of the model"
         case "attention_data_parallel_size" if layout.attention_data == 1:

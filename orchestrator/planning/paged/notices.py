@@ -75,6 +75,9 @@ def _model(s: Situation, z: Sizing) -> list[str]:
             )
     if z.tokens is None:
         out.append("how many tokens the KV pool holds is unknown before the start: the engine finds out")
+    if not card.class_known:
+        named = card.architectures[0] if card.architectures else card.architecture
+        out.append(f"{named} is not known here: figures follow its configuration's common keys")
     if card.weights_estimated:
         out.append("weights are estimated from the configuration")
     if card.format == "config":

@@ -17,7 +17,11 @@ def predict(s: Situation, z: Sizing) -> dict[str, Prediction]:
     out = {
         "weights_bytes": Prediction(s.card.weights_bytes, "bytes", _stored(s)),
         "weights_bytes_per_gpu": Prediction(b.weights, "bytes", b.basis.get("weights", "estimated")),
-        "kv_bytes_per_token_per_gpu": _known(round(token, 3) if token is not None else None, "bytes"),
+        "kv_bytes_per_token_per_gpu": _known(
+            round(token, 3) if token is not None else None,
+            "bytes",
+            "computed" if s.card.class_known else "estimated",
+        ),
         "kv_bytes_per_gpu": Prediction(
             max(0, z.kv_bytes), "bytes", "computed" if _is_set(s) else "estimated"
         ),
@@ -39,7 +43,7 @@ def predict(s: Situation, z: Sizing) -> dict[str, Prediction]:
 
 
 def _stored(s: Situation) -> str:
-    return "estimated" if s.card.weights_estimated else "computed"
+    return "estimated" if s.card.weights_estimated or not s.card.class_known else "computed"
 
 
 def _is_set(s: Situation) -> bool:

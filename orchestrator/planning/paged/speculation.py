@@ -276,6 +276,10 @@ def _lookup(c: Case, method: str, tokens: int | None) -> tuple[dict[str, Any], s
     why = _blocked(c, method, "lookup")
     if why is None and method == "suffix" and not c.packages.get("arctic-inference"):
         why = "the package arctic-inference is not in the engine's environment"
+    if why is None and c.kind == "vllm" and c.device == "cpu":
+        why = (
+            "on busy cores vLLM's look-up was seen to slow every step many times: set it where cores are free"
+        )
     if why is None and not c.repeats:
         why = "pays where answers repeat the conversation; free prose gains nothing"
     reason = "tool calls and edits repeat the conversation in long pieces; needs no memory, and is lossless"
