@@ -46,7 +46,9 @@ class ModelCard:
     `weight_groups` are stored bytes by what the tensor is (`weight_groups.GROUPS`), empty where unknown; a
     model with tied embeddings has no "lm_head". `needs_remote_code`: transformers does not know the model and
     would run code of the repository. `index_head_dim` is the size of a sparse-attention index key;
-    `compressed_attention` is True where KV is not linear in length.
+    `compressed_attention` is True where KV is not linear in length. `class_known` False: neither class nor
+    model type is known here, and the figures follow common keys. `generates` False: the model answers with
+    vectors or classes, not with text.
     `path` is the local absolute path (file or folder), None for a hub id that is not on this machine.
     """
 
@@ -95,4 +97,6 @@ class ModelCard:
     encoder_decoder: bool = False
     index_head_dim: int | None = None
     compressed_attention: bool = False
+    class_known: bool = True
+    generates: bool = True
     weight_groups: Mapping[str, int] = field(default_factory=dict, hash=False)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.model_card.reading import Damaged
+from orchestrator.model_card.reading import Damaged, NotKnown
 
 MAX_LAYERS = 4096
 _MAX_NUMBER = 1 << 40
@@ -52,6 +52,8 @@ class Config:
     def fact(self, fact: str, default: int | None = None, *, least: int = 0, most: int = _MAX_NUMBER) -> int:
         """A number under any of its spellings; Damaged where missing or absurd."""
         value = self.named(fact)
+        if value is None and default is None:
+            default = tables()["class_defaults"].get(self.model_type, {}).get(fact)
         if value is None and default is not None:
             return default
         return _sensible(tables()["names"][fact][0], value, least, most)
@@ -86,12 +88,23 @@ def number_in(table: Mapping[str, Any], key: str, default: int = 0) -> int:
     return default if value is None else _sensible(key, value, 0, _MAX_NUMBER)
 
 
+@cache
+def classes() -> dict[str, frozenset[str]]:
+    """`classes.yaml`."""
+    import yaml
+
+    text = (Path(__file__).parent / "classes.yaml").read_text(encoding="utf-8")
+    data = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return {part: frozenset(map(str, names)) for part, names in data.items()}
+
+
 def _sensible(key: str, value: Any, least: int, most: int) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or not least <= value <= most:
-        said = "is missing" if value is None else f"is {str(value)[:40]}"
-        raise Damaged(f"cannot be right: {key} {said}")
+        if value is None:
+            raise NotKnown(f"has no {key}")
+        raise Damaged(f"cannot be right: {key} is {str(value)[:40]}")
     return value
 
 

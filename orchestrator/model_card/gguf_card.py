@@ -149,6 +149,7 @@ def card_of(
         ),
         shared_experts=facts.whole("expert_shared_count", 0) if experts else 0,
         encoder_decoder=facts.architecture == "t5",
+        generates=facts.architecture not in tables()["encoders"],
         index_head_dim=facts.whole("attention.indexer.key_length", 0) or None,
         compressed_attention=facts.has("attention.compress_ratios"),
     )

@@ -177,7 +177,7 @@ def _transformers_card(remote: Remote, name: str) -> ModelCard:
             header=safetensors.together(headers) if headers else None,
         )
     except Damaged as e:
-        raise unreadable(f"{remote.repo.id}/config.json", str(e)) from None
+        raise huggingface.of_config(f"{remote.repo.id}/config.json", config, e) from None
 
 
 def _gguf_card(remote: Remote, name: str) -> ModelCard:

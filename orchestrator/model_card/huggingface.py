@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import LlmserveError
 from orchestrator.model_card import estimate, identity, safetensors, weight_groups
 from orchestrator.model_card.card import HybridState, ModelCard
 from orchestrator.model_card.config import Config, Layers, layers_of, number_in
 from orchestrator.model_card.quantization import dtype_bytes, quantization_of
-from orchestrator.model_card.reading import Damaged, read_json, unreadable
+from orchestrator.model_card.reading import Damaged, NotKnown, read_json, unreadable
 from orchestrator.model_card.safetensors import SafetensorsHeader
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -49,7 +50,19 @@ def read_folder(folder: Path, source: str, name: str) -> ModelCard:
             header=weights[1] if weights else None,
         )
     except Damaged as e:
-        raise unreadable(str(folder / "config.json"), str(e)) from None
+        raise of_config(str(folder / "config.json"), config, e) from None
+
+
+def of_config(name: str, config: Mapping[str, Any], e: Damaged) -> LlmserveError:
+    """The refusal of a configuration: of an architecture that is not known here, or damaged (exit 3)."""
+    if not isinstance(e, NotKnown):
+        return unreadable(name, str(e))
+    named = config.get("architectures")
+    kind = named[0] if isinstance(named, list) and named else config.get("model_type")
+    if not kind:
+        return unreadable(name, f"describes no model: it {e}", "give the folder of a language model")
+    what = f"describes {str(kind)[:128]}, an architecture that is not known here (it {e})"
+    return unreadable(name, what, "llmserve plans language models of decoders: give another model")
 
 
 def has_template(tokenizer_config: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.model_card.config import Config, tables
+from orchestrator.model_card.config import Config, classes, tables
 
 _OTHER_SENSES = (
     "vision_config",
@@ -44,6 +44,8 @@ def of(c: Config, beside: Mapping[str, Any], *, tokenizer_code: bool) -> dict[st
         "multimodal": any(c.outer.get(k) is not None for k in _OTHER_SENSES),
         "encoder_decoder": c.get("is_encoder_decoder") is True
         or bool(kinds & set(tables()["encoder_decoder"])),
+        "class_known": _known(c),
+        "generates": _generates(c),
         "index_head_dim": c.whole("index_head_dim") or None,
         "compressed_attention": bool(c.text.get("compress_ratios")),
     }
@@ -57,12 +59,34 @@ def _architectures(c: Config) -> tuple[str, ...]:
     return ()
 
 
+def _known(c: Config) -> bool:
+    """Whether the class or the model type is one that an engine or transformers has."""
+    own = {c.model_type, str(c.outer.get("model_type") or "")}
+    if own & (classes()["model_types"] | set(tables()["native_despite_auto_map"])):
+        return True
+    return any(a in classes()["generators"] for a in _architectures(c))
+
+
+def _generates(c: Config) -> bool:
+    """Whether the class answers in text, by its name as vLLM takes it; the model type where none is named."""
+    named = _architectures(c)
+    if not named:
+        return c.model_type not in tables()["encoders"]
+    if any(a in classes()["generators"] or a.endswith(tuple(tables()["generator_endings"])) for a in named):
+        return True
+    return not all(a.endswith(tuple(tables()["other_endings"])) for a in named)
+
+
 def _runs_code(c: Config) -> bool:
     """transformers asks to run a repository's code where auto_map names a configuration class and it has
-    none of its own for the model type (dynamic_module_utils.resolve_trust_remote_code)."""
+    none of its own for the model type (dynamic_module_utils.resolve_trust_remote_code); nothing else can
+    load a model whose class is not known here."""
     mapped = c.outer.get("auto_map")
-    named = isinstance(mapped, dict) and "AutoConfig" in mapped
-    return named and str(c.outer.get("model_type")) not in tables()["native_despite_auto_map"]
+    if not isinstance(mapped, dict):
+        return False
+    if "AutoConfig" in mapped and str(c.outer.get("model_type")) not in tables()["native_despite_auto_map"]:
+        return True
+    return any(str(name).startswith("AutoModel") for name in mapped) and not _known(c)
 
 
 def _quantization(c: Config, beside: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -20,6 +20,11 @@ class Damaged(ValueError):
     """A header that cannot be right; the message says what is wrong with it, without the file's name."""
 
 
+class NotKnown(Damaged):
+    """A configuration without a key that every known architecture has: of an architecture that is not known
+    here, more likely than damaged."""
+
+
 class Bytes(Protocol):
     """A file that can be read anywhere. `size` in bytes; `read_at` returns fewer bytes only at the end."""
 

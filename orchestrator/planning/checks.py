@@ -24,6 +24,14 @@ def neutral(s: Situation, levers: Mapping[str, Decision], *, copies: bool = Fals
 
 def _model(s: Situation) -> Iterator[Finding]:
     card, engine = s.card, s.inputs.engine
+    if not card.generates:
+        kind = card.architectures[0] if card.architectures else card.model_type or card.architecture
+        yield Finding(
+            "not_a_generator",
+            f"{card.name} is {kind}: it answers with vectors or classes, and llmserve serves models that "
+            "answer in text",
+            "give --model a language model (its class ends with ForCausalLM)",
+        )
     if card.format == "config":
         if s.inputs.launching:
             yield Finding(
