@@ -296,3 +296,11 @@ def test_what_cannot_be_used_is_refused_with_its_reason(binary: Installation) ->
 def test_raw_arguments_that_are_free_come_last(binary: Installation) -> None:
     made = rendered(binary, engine_args=("--mirostat", "2", "--top-k", "-1"))
     assert line(made).endswith("--mirostat 2 --top-k -1 ")
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
+)
+def test_which_devices_there_are_is_the_plans(binary: Installation, name: str) -> None:
+    (refusal,) = rendered(binary, env={name: "0"}).violations
+    assert (refusal.code, name in refusal.message) == ("engine_args_owned", True)

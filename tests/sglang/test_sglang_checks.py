@@ -37,8 +37,19 @@ def facts_of(name: str) -> dict[str, Any]:
     return {
         "architectures": c["architectures"], "heads": c["num_attention_heads"],
         "kv_heads": c["num_key_value_heads"], "context_length": c["max_position_embeddings"],
-        "experts": c.get("num_experts", 0), "mla": False, "mtp_layers": 0,
+        "experts": c.get("num_experts", 0), "mla": False, "mtp_layers": 0, "quantization": None,
     }  # fmt: skip
+
+
+def planned(case: dict[str, Any]) -> Plan:
+    """The plan of a case: with the GPUs, host memory and facts of the model that it names."""
+    machine: dict[str, Any] = {}
+    if "gpus" in case:
+        machine["gpus"] = [{"uuid": str(i), "compute_capability": c} for i, c in enumerate(case["gpus"])]
+    if "memory_gib" in case:
+        machine["memory_available_bytes"] = case["memory_gib"] << 30
+    facts = facts_of(case.get("model", "llama")) | case.get("facts", {})
+    return plan(words(case, "/models/m"), facts, machine)
 
 
 def words(case: dict[str, Any], model: str) -> list[str]:
@@ -74,10 +85,9 @@ def said(argv: str, version: str = "0.5.23") -> str:
     return "\n".join(checks.warnings(plan(shlex.split(argv)), installation(version)))
 
 
-@pytest.mark.parametrize("case", ILLEGAL, ids=[c["argv"] for c in ILLEGAL])
+@pytest.mark.parametrize("case", ILLEGAL, ids=[f"{c['argv']} {c.get('gpus', '')}" for c in ILLEGAL])
 def test_what_sglang_refuses_is_refused_before_the_start(case: dict[str, Any]) -> None:
-    model = case.get("model", "llama")
-    found = checks.check(plan(words(case, "/models/m"), facts_of(model)), installation())
+    found = checks.check(planned(case), installation())
     assert case["code"] in {v.code for v in found}
     for violation in found:
         assert violation.message
@@ -86,10 +96,9 @@ def test_what_sglang_refuses_is_refused_before_the_start(case: dict[str, Any]) -
         assert "None" not in violation.message
 
 
-@pytest.mark.parametrize("case", LEGAL, ids=[c["argv"] for c in LEGAL])
+@pytest.mark.parametrize("case", LEGAL, ids=[f"{c['argv']} {c.get('facts', '')}" for c in LEGAL])
 def test_what_sglang_takes_is_not_refused(case: dict[str, Any]) -> None:
-    model = facts_of(case.get("model", "llama"))
-    assert checks.check(plan(words(case, "/models/m"), model), installation()) == []
+    assert checks.check(planned(case), installation()) == []
 
 
 def test_there_are_enough_of_both() -> None:
@@ -257,7 +266,7 @@ def test_a_cpu_has_a_rank_for_each_numa_node() -> None:
         ("--quantization fp8", "7.5", "quantization_gpu"),
         ("--quantization fp8", "8.0", None),
         ("--quantization modelopt_fp8", "8.6", "quantization_gpu"),
-        ("--quantization awq", "7.5", None),
+        ("--quantization bitsandbytes", "7.5", None),
     ],
 )
 def test_a_gpu_must_be_able_to(argv: str, capability: str, code: str | None) -> None:

@@ -136,3 +136,9 @@ def test_every_flag_that_a_lever_emits_is_owned(version: str) -> None:
 def test_every_owned_flag_is_one_that_some_version_lists() -> None:
     listed = {s for v in versions() for f in captured(v).flags for s in f.spellings}
     assert set(OWNED) <= listed
+
+
+def test_the_order_of_the_devices_is_the_plans_too() -> None:
+    (refusal,) = refusals(env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert refusal.code == "engine_args_owned"
+    assert "CUDA_DEVICE_ORDER" in refusal.message

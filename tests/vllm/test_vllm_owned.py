@@ -131,7 +131,8 @@ def test_all_are_refused_at_once() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["VLLM_CPU_KVCACHE_SPACE", "CUDA_VISIBLE_DEVICES", "VLLM_DP_SIZE", "VLLM_CPU_OMP_THREADS_BIND",
+    ["VLLM_CPU_KVCACHE_SPACE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_DP_SIZE",
+     "VLLM_CPU_OMP_THREADS_BIND",
      "VLLM_ENABLE_STARTUP_PLAN", "PROMETHEUS_MULTIPROC_DIR"],
 )  # fmt: skip
 def test_a_variable_that_sets_what_the_plan_decides_is_refused(name: str) -> None:

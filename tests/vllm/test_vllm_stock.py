@@ -60,7 +60,7 @@ def test_defaults_follow_the_release() -> None:
 
 
 def test_what_vllm_computes_from_model_and_memory_has_no_stock_value() -> None:
-    for lever in ("max_model_len", "kv_cache_bytes", "quantization", "max_queued_requests", "gpu_layers"):
+    for lever in ("max_model_len", "kv_cache_bytes", "quantization", "gpu_layers"):
         assert by_version(lever) == [None] * 7
 
 
@@ -68,6 +68,7 @@ def test_the_rest_is_the_same_everywhere() -> None:
     fixed = {
         "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "dtype": "auto",
         "chunked_prefill": True, "prefix_caching": True, "kv_cache_dtype": "auto", "stream_interval": 1,
+        "max_queued_requests": 0, "kv_unified": True, "front": "none", "replicas": 1,
         "scheduling_policy": "fcfs", "long_prefill_token_threshold": 0, "speculative": "off",
         "cuda_graph": "auto", "kv_offload_bytes": 0, "shutdown_timeout_s": 0, "trust_remote_code": False,
         "expert_parallel": False,

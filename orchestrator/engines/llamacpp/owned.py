@@ -75,6 +75,14 @@ _SHORT = {
     "--n-gpu-layers": "--gpu-layers",
 }  # fmt: skip
 
+VARIABLES: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
+    "CUDA_DEVICE_ORDER": "",
+    "HIP_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
+    "ROCR_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
+}
+"""Variables that choose the devices, which the plan does, and how it is set instead."""
+
 # keys travel by environment, so this one variable of an owned flag is the user's
 _ALLOWED_VARIABLES = ("LLAMA_API_KEY",)
 
@@ -150,6 +158,15 @@ def owned_violations(request: RenderRequest) -> list[Violation]:
             owned = owner(spelling, installation) if spelling else None
         if owned is not None:
             found.append(_owned(f"env: {variable}", owned))
+        elif variable in VARIABLES:
+            instead = VARIABLES[variable]
+            found.append(
+                Violation(
+                    "engine_args_owned",
+                    f"env: {variable} sets what the plan decides",
+                    f"use {instead}" if instead else "leave it out",
+                )
+            )
     return found
 
 

@@ -90,6 +90,7 @@ OWNED: dict[str, str] = {
 
 VARIABLES: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
+    "CUDA_DEVICE_ORDER": "",
     "HIP_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
     "ROCR_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
     "OMP_NUM_THREADS": "--set threads=N",

@@ -18,6 +18,7 @@ from orchestrator.engines.sglang.captured import release
 from orchestrator.engines.sglang.owned import owned_violations
 from orchestrator.engines.sglang.speculation import spec_arguments, spec_method
 from orchestrator.plan import Decision, ProcessPlan, Violation
+from orchestrator.problems import nearest
 
 GB = 10**9
 """What --hicache-size counts in, for each rank (sglang/srt/mem_cache/pool_host/base.py:223)."""
@@ -81,12 +82,14 @@ class Line:
         if decision is None or decision.rule != "user":
             self.missing += [lever] if lever else []
             return
+        near = nearest(str(value), offered)
+        other = f"--set {lever}={near}, or " if near else ""
         self.violations.append(
             Violation(
                 "value_not_offered",
                 f"{lever} {value!r}: {name} of SGLang {self.installation.version} "
                 f"offers {', '.join(offered)}",
-                f"choose one of those with --set {lever}=NAME, or leave it with --set {lever}=auto",
+                f"use {other}--set {lever}=auto",
             )
         )
 
@@ -244,7 +247,7 @@ def _cache(line: Line, ranks: _Ranks) -> None:
             Violation(
                 "kv_cache_tokens_unset",
                 "SGLang on a CPU takes most of the host's memory for its KV pool unless the size is set",
-                "use --set kv_cache_tokens=TOKENS",
+                "use --set kv_cache_tokens=auto, or a number of tokens",
             )
         )
     # both are said through the pool's tokens or the static share, which the planner derives from them

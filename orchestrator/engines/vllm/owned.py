@@ -87,6 +87,7 @@ _GRAPH_KEYS = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
 VARIABLES: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
+    "CUDA_DEVICE_ORDER": "",
     "HIP_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
     "ROCR_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
     "VLLM_CPU_KVCACHE_SPACE": "--set kv_cache_bytes=BYTES",
@@ -104,8 +105,8 @@ VARIABLES: dict[str, str] = {
 
 _CPU_VARIABLES = {"OMP_NUM_THREADS": "--set threads=N"}
 _SET_BY_RENDER = (
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND",
-    "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS",
 )  # fmt: skip
 
 

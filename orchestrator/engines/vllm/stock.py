@@ -44,6 +44,9 @@ _FIXED: dict[str, Any] = {
     "dtype": "auto",
     "stream_interval": 1,
     "shutdown_timeout_s": 0,
+    "max_queued_requests": 0,
+    "kv_unified": True,
+    "front": "none",
     "replicas": 1,
     "disaggregation": "off",
 }

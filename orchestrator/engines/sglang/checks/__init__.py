@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.engines.base import Installation
-from orchestrator.engines.sglang.checks import sizes, table
+from orchestrator.engines.sglang.checks import host, sizes, table
 from orchestrator.engines.sglang.checks.args import Args, read
 from orchestrator.plan import Plan, Violation
 
@@ -46,6 +46,8 @@ def refused(args: Args) -> Iterator[Violation]:
         sizes.room,
         sizes.draft,
         sizes.quantization,
+        host.memory,
+        host.files,
     ):
         yield from part(args)
     for rule in table.met("refused", args):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from orchestrator.engines.checkpoint_format import method
 from orchestrator.engines.sglang.checks.args import Args
 from orchestrator.plan import Violation
 
@@ -136,7 +138,7 @@ def room(args: Args) -> Iterator[Violation]:
         yield Violation(
             "pool_without_room",
             f"a KV pool of {pool} tokens holds no request",
-            "use a larger --set kv_cache_tokens",
+            "use --set kv_cache_tokens=auto, or more tokens",
         )
     elif pool is not None and length and pool < length:
         yield Violation(
@@ -183,10 +185,12 @@ def draft(args: Args) -> Iterator[Violation]:
 
 
 def quantization(args: Args) -> Iterator[Violation]:
-    """Whether the GPUs can run the quantization (0.5.23, model_loader/loader.py:252), and its blocks divide
-    over the ranks (model_executor/model_runner_components/moe_ep_setup.py:140)."""
-    name = str(args.get("--quantization") or args.model.get("quantization") or "")
-    least = _capabilities().get(name)
+    """Whether the weights are in the format, GPUs can run it (0.5.23, model_loader/loader.py:252), and its
+    blocks divide over the ranks (model_executor/model_runner_components/moe_ep_setup.py:140)."""
+    asked, own = str(args.get("--quantization") or ""), method(args.model.get("quantization"))
+    yield from _format(args, asked, own)
+    name = asked or own or ""
+    least = _table()["capability"].get(name)
     if least is not None and args.capability is not None and round(args.capability * 10) < least:
         yield Violation(
             "quantization_gpu",
@@ -206,15 +210,35 @@ def quantization(args: Args) -> Iterator[Violation]:
         )
 
 
+def _format(args: Args, asked: str, own: str | None) -> Iterator[Violation]:
+    """0.5.23, model_loader/weight_utils.py:269 (no quantization config to be found) and
+    configs/model_config.py:2108 (another one than the checkpoint's)."""
+    table = _table()
+    if not asked or "quantization" not in args.model or args.model.get("format") == "gguf":
+        return
+    if own is None and asked in table["serialized"]:
+        yield Violation(
+            "quantization_without_weights",
+            f"quantization is {asked}, and the weights are not quantised so",
+            "use --set quantization=auto, a checkpoint in that format, or one made while loading (fp8)",
+        )
+        return
+    alike = asked == own or any(asked in row and own in row for row in table["alike"])
+    if own in table["known"] and not alike:
+        yield Violation(
+            "quantization_differs",
+            f"quantization is {asked} and the weights are {args.model['quantization']}",
+            "use --set quantization=auto: the checkpoint says it itself",
+        )
+
+
 @functools.cache
-def _capabilities() -> dict[str, int]:
+def _table() -> dict[str, Any]:
     import yaml
 
     text = (Path(__file__).parent / "quantizations.yaml").read_text(encoding="utf-8")
-    return {
-        str(name): int(least)
-        for name, least in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items()
-    }
+    found: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
 
 
 def _at_least_one(value: int | None) -> int:

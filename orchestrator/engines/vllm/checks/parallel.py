@@ -235,7 +235,7 @@ def _data_parallel(s: Settings) -> list[Violation]:
         refuse(
             "external_needs_ranks",
             "--data-parallel-external-lb needs data_parallel_size above 1",
-            "use --set data_parallel_size=N, or take it out",
+            "use --set data_parallel_size=2 or more, or take it out",
         )
     elif rank is None and s.count("--nnodes") == 1:
         refuse(
@@ -253,7 +253,7 @@ def _data_parallel(s: Settings) -> list[Violation]:
         refuse(
             "external_dense",
             "data-parallel ranks of a model without experts share nothing, and vLLM refuses to number them",
-            "start each copy without --data-parallel-* flags (--set replicas=N)",
+            "start each copy without --data-parallel-* flags (--set replicas=2)",
         )
     return found
 

@@ -17,7 +17,7 @@ def check(s: Settings) -> list[Violation]:
             Violation(
                 "tool_choice_without_parser",
                 "--enable-auto-tool-choice needs a tool-call parser",
-                "use --set tool_call_parser=NAME (hermes for Qwen), or take the flag out",
+                "use --set tool_call_parser=auto, or hermes for Qwen, or take the flag out",
             )
         )
     shares = s.text("--mm-tensor-ipc") == "torch_shm"

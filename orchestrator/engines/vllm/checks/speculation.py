@@ -21,7 +21,7 @@ def check(s: Settings) -> list[Violation]:
                 Violation(
                     "metrics_without_speculation",
                     "--per-request-spec-decode-metrics needs speculation",
-                    "use --set speculative, or take the flag out",
+                    f"{_NGRAM.partition(', or')[0]}, or take the flag out",
                 )
             ]
         return []
