@@ -106,6 +106,30 @@ class Sizing:
         return self.layout.data * self.layout.attention_data
 
 
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A layout with what all wishes on it have in common: what guessing costs, the weights of a device, the
+    memory that it shows and that is free on it (None: all), and the type that the model is loaded in."""
+
+    layout: Layout
+    cost: SpeculationCost | None
+    weights: Weights
+    total: int | None
+    free: int | None
+    dtype: str
+
+
+def _site(s: Situation, layout: Layout, cost: SpeculationCost | None) -> _Site:
+    return _Site(
+        layout,
+        cost,
+        _weights(s, layout, cost is not None and cost.mtp),
+        s.inputs.machine.memory_limit_bytes if s.on_cpu else None,
+        None if s.on_cpu or s.gpu is None else _free_bytes(layout, s.gpu),
+        dtype.taken(s),
+    )
+
+
 def wished_context(s: Situation) -> int:
     """Tokens of one request before memory was asked."""
     given = s.given("max_model_len")
@@ -236,34 +260,33 @@ def utilization(s: Situation, layout: Layout) -> float:
 def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> Sizing:
     """The largest sizing on the goal's ladder that fits on a layout, or what comes nearest to it."""
     first = wish(s, layout, cost.tokens if cost is not None else 0)
-    nearest = _settled(s, layout, first, cost)
+    on = _site(s, layout, cost)
+    nearest = _settled(s, on, first)
     if not nearest.fits and _never(s, nearest):
         return nearest
     for w in (first, *_rungs(s, first)):
-        z = nearest if w is first else _settled(s, layout, w, cost)
+        z = nearest if w is first else _settled(s, on, w)
         if z.fits:
-            return _with_more_kv(s, layout, first, z, cost)
+            return _with_more_kv(s, on, first, z)
         # what comes nearest to fitting tells best what is short
         if z.kv_bytes > nearest.kv_bytes and z.kv_dtype == nearest.kv_dtype:
             nearest = z
     return nearest
 
 
-def _with_more_kv(
-    s: Situation, layout: Layout, first: Wish, z: Sizing, cost: SpeculationCost | None
-) -> Sizing:
+def _with_more_kv(s: Situation, on: _Site, first: Wish, z: Sizing) -> Sizing:
     """A sizing that fits, with smaller steps or KV in 8 bits where it holds less than the workload."""
     if s.goal == "throughput" and s.is_free("max_num_batched_tokens"):
         while z.max_num_seqs * z.copies < s.profile.workload.concurrency:
             half = z.max_num_batched_tokens // 2
             if half < LEAST_THROUGHPUT_BATCH:
                 break
-            smaller = _settled(s, layout, replace(z.wish, max_num_batched_tokens=half, **_grown(first)), cost)
+            smaller = _settled(s, on, replace(z.wish, max_num_batched_tokens=half, **_grown(first)))
             if smaller.max_num_seqs * 10 < z.max_num_seqs * 11:
                 break
             z = smaller
     if s.goal == "agent" and z.kv_dtype == "auto" and may_take_fp8(s) and _holds_too_little(z, first):
-        halved = _settled(s, layout, replace(z.wish, kv_dtype="fp8", **_grown(first)), cost)
+        halved = _settled(s, on, replace(z.wish, kv_dtype="fp8", **_grown(first)))
         if halved.fits:
             return halved
     return z
@@ -304,13 +327,13 @@ def _rungs(s: Situation, w: Wish) -> Iterator[Wish]:
         yield w
 
 
-def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
+def _settled(s: Situation, on: _Site, w: Wish) -> Sizing:
     """A wish with as many requests at once as its KV pool holds, and the context that it holds.
 
     Fewer requests need less working memory and leave more KV, so the number is searched for.
     """
     w = _capped(s, w, w.max_num_seqs)
-    z = measured(s, layout, w, cost)
+    z = _measured(s, on, w)
     if z.tokens is None:
         return z
     if s.is_free("max_num_seqs") and _holds(s, z) < w.max_num_seqs:
@@ -318,16 +341,14 @@ def _settled(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
 
         def at(seqs: int) -> Sizing:
             if seqs not in tried:
-                tried[seqs] = measured(s, layout, _capped(s, w, seqs), cost)
+                tried[seqs] = _measured(s, on, _capped(s, w, seqs))
             return tried[seqs]
 
         z = at(_most_seqs(lambda seqs: _holds(s, at(seqs)), w.max_num_seqs, _holds(s, z)))
     if z.tokens is None or z.kv_bytes <= 0 or not s.is_free("max_model_len"):
         return z
     length = _length(s, z)
-    return (
-        z if length == z.max_model_len else measured(s, layout, replace(z.wish, max_model_len=length), cost)
-    )
+    return z if length == z.max_model_len else _measured(s, on, replace(z.wish, max_model_len=length))
 
 
 def _most_seqs(held: Callable[[int], int], wished: int, least: int) -> int:
@@ -358,7 +379,19 @@ def _capped(s: Situation, w: Wish, seqs: int) -> Wish:
     batch = w.max_num_batched_tokens
     if s.is_free("max_num_batched_tokens"):
         batch = max(batch, seqs * each)
-    return replace(w, max_num_seqs=seqs, max_num_batched_tokens=batch, graph=graph)
+    if (seqs, batch, graph) == (w.max_num_seqs, w.max_num_batched_tokens, w.graph):
+        return w
+    return Wish(
+        w.kv_dtype,
+        w.utilization,
+        w.max_model_len,
+        seqs,
+        batch,
+        graph,
+        w.speculative_tokens,
+        w.batch_by_itl,
+        w.own_reserve,
+    )
 
 
 def _holds(s: Situation, z: Sizing) -> int:
@@ -389,11 +422,12 @@ def _shrunk(z: Sizing, length: int, least: int) -> int:
     return length
 
 
-def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> Sizing:
+def _measured(s: Situation, on: _Site, w: Wish) -> Sizing:
     """The memory of a wish on a layout, as it is."""
-    cache = _cache(s, layout, w, cost)
-    share = w.utilization if s.kind == "vllm" or s.on_cpu else _static_share(s, layout, w)
-    room = _budget(s, layout, w, share, cost)
+    layout = on.layout
+    cache = _cache(s, on, w)
+    share = w.utilization if s.kind == "vllm" or s.on_cpu else _static_share(s, on, w)
+    room = _budget(s, on, w, share)
     kv = _kv_bytes(s, layout, w, cache, room)
     tokens = cache.tokens(kv, w.max_model_len) if kv > 0 else (0 if cache.known else None)
     most = _most_kv(s, layout, room)
@@ -402,16 +436,16 @@ def measured(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None
     return Sizing(layout, w, room, cache, kv, tokens, fits, most, share)
 
 
-def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) -> KvCache:
-    prefix, mtp = s.given("prefix_caching") is not False, cost is not None and cost.mtp
+def _cache(s: Situation, on: _Site, w: Wish) -> KvCache:
+    prefix, mtp = s.given("prefix_caching") is not False, on.cost is not None and on.cost.mtp
     draft, block, batch = s.inputs.draft, s.given("block_size"), w.max_num_batched_tokens
-    sizes = layout.tensor, layout.pipeline
-    kinds = w.kv_dtype, dtype.taken(s)
-    key = ("kv", sizes, kinds, w.speculative_tokens, batch, mtp, block, prefix, draft is None)
-    if key not in s.known:
-        s.known[key] = kv_cache(
+    sizes = on.layout.tensor, on.layout.pipeline
+    key = ("kv", sizes, w.kv_dtype, on.dtype, w.speculative_tokens, batch, mtp, block, prefix, draft is None)
+    found: KvCache | None = s.known.get(key)
+    if found is None:
+        found = s.known[key] = kv_cache(
             s.card,
-            layout,
+            on.layout,
             kind=s.kind,
             version=s.version_text,
             kv_dtype=w.kv_dtype,
@@ -422,16 +456,15 @@ def _cache(s: Situation, layout: Layout, w: Wish, cost: SpeculationCost | None) 
             draft=draft,
             max_num_batched_tokens=batch,
             device=s.device,
-            dtype=dtype.taken(s),
+            dtype=on.dtype,
         )
-    found: KvCache = s.known[key]
     return found
 
 
-def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: SpeculationCost | None) -> Budget:
+def _budget(s: Situation, on: _Site, w: Wish, share: float) -> Budget:
     return budget(
         s.card,
-        layout,
+        on.layout,
         None if s.on_cpu else s.gpu,
         kind=s.kind,
         version=s.version_text,
@@ -439,35 +472,35 @@ def _budget(s: Situation, layout: Layout, w: Wish, share: float, cost: Speculati
         max_num_batched_tokens=w.max_num_batched_tokens,
         max_num_seqs=w.max_num_seqs,
         cuda_graph_max=w.graph,
-        draft_bytes=cost.weights_bytes if cost is not None else 0,
-        total_bytes=s.inputs.machine.memory_limit_bytes if s.on_cpu else None,
-        free_bytes=None if s.on_cpu or s.gpu is None else _free_bytes(layout, s.gpu),
-        weights=_weights(s, layout, cost is not None and cost.mtp),
-        dtype=dtype.taken(s),
+        draft_bytes=on.cost.weights_bytes if on.cost is not None else 0,
+        total_bytes=on.total,
+        free_bytes=on.free,
+        weights=on.weights,
+        dtype=on.dtype,
     )
 
 
-def _static_share(s: Situation, layout: Layout, w: Wish) -> float:
+def _static_share(s: Situation, on: _Site, w: Wish) -> float:
     """SGLang's share of what is free, for weights and pool: the deployment's share less activations and
     graphs; not above what SGLang itself would take, as long as that is enough."""
     given = s.given("mem_fraction_static")
     if given is not None:
         return float(given)
     gpu = s.gpu
-    if gpu is None:
+    if gpu is None or on.free is None:
         return w.utilization
     return static_share(
         s.card,
-        layout,
+        on.layout,
         gpu,
         version=s.version_text,
-        free_bytes=_free_bytes(layout, gpu),
+        free_bytes=on.free,
         utilization=w.utilization,
         max_num_batched_tokens=w.max_num_batched_tokens,
         max_num_seqs=w.max_num_seqs,
         cuda_graph_max=w.graph,
         own_reserve=w.own_reserve,
-        dtype=dtype.taken(s),
+        dtype=on.dtype,
     )
 
 
@@ -529,4 +562,6 @@ def estimated(s: Situation, z: Sizing, concurrency: int, speculative: object = N
         speculative=speculative,
         node_link_gbps=s.inputs.machine.node_link_gbps,
     )
-    return replace(z, estimate=e)
+    return Sizing(
+        z.layout, z.wish, z.budget, z.kv, z.kv_bytes, z.tokens, z.fits, z.most_kv_bytes, z.static_share, e
+    )
