@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from orchestrator.model_card.card import ModelCard
@@ -52,9 +53,9 @@ def _draft(draft: ModelCard | None) -> dict[str, Any] | None:
     return {"vocab_size": draft.vocab_size, "context_length": draft.context_length}
 
 
-def machine(s: Situation) -> dict[str, Any]:
+def machine(s: Situation, used: Collection[str] | None = None) -> dict[str, Any]:
     """The machine's figures that the plan rests on; GPUs in the machine's order, those of one
-    of its `nodes`."""
+    of its `nodes`. `used` are the UUIDs of those that the plan takes, None where it does not name them."""
     m = s.inputs.machine
     return {
         "name": m.name,
@@ -73,6 +74,7 @@ def machine(s: Situation) -> dict[str, Any]:
                 "compute_capability": g.compute_capability,
                 "vendor": g.vendor,
             }
+            | ({} if used is None else {"used": g.uuid in used})
             for g in m.gpus
         ],
     }

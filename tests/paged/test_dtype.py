@@ -90,6 +90,16 @@ def test_a_model_unstable_in_half_precision_is_loaded_in_single_where_there_is_n
     assert not codes(made)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_card_that_is_left_out_binds_nothing(kind: str) -> None:
+    old = replace(machine("1xt4").gpus[0], index=1, uuid="GPU-old")
+    mixed = replace(H100, gpus=(*H100.gpus, old))
+    made = plan(LLAMA, mixed, kind=kind)
+    assert [g["used"] for g in made.machine["gpus"]] == [True, False]
+    assert not any("bfloat16" in text for text in (*made.warnings, *(v.message for v in made.violations)))
+    assert made.levers["dtype"].value == "auto"
+
+
 def test_a_model_that_is_stable_in_half_precision_takes_it_and_says_so() -> None:
     taken = plan(LLAMA, "1xt4", kind="vllm", goal="edge").levers["dtype"]
     assert (taken.value, taken.lossless) == ("half", False)

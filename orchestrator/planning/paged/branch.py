@@ -94,7 +94,7 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None) -> Draft:
         goal=s.goal,
         profile=s.profile.profile,
         model=summary.model(s, s.trained_context),
-        machine=summary.machine(s),
+        machine=summary.machine(s, [g.uuid for g in z.layout.devices]),
         engine=EngineRef(
             inputs.installation.name, s.kind, inputs.installation.version, inputs.installation.captured
         ),

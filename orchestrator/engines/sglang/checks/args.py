@@ -190,11 +190,13 @@ class Args:
 
     @cached_property
     def capability(self) -> float | None:
-        """The lowest compute capability among the machine's GPUs; None where one is unknown."""
+        """The lowest compute capability among the GPUs that the plan uses; None where one is unknown."""
         if self.device != "cuda":
             return None
+        there = self.machine.get("gpus") or ()
+        used = [gpu for gpu in there if gpu.get("used", True)] or there
         try:
-            return min(float(gpu["compute_capability"]) for gpu in self.machine.get("gpus") or ())
+            return min(float(gpu["compute_capability"]) for gpu in used)
         except (KeyError, TypeError, ValueError):
             return None
 

@@ -151,7 +151,9 @@ def settings_of(plan: Plan, installation: Installation) -> list[Settings]:
 
 
 def _read(plan: Plan, installation: Installation) -> list[Settings]:
-    gpus = tuple(g for g in plan.machine.get("gpus") or () if isinstance(g, Mapping))
+    there = tuple(g for g in plan.machine.get("gpus") or () if isinstance(g, Mapping))
+    # those that the plan leaves out bind nothing
+    gpus = tuple(g for g in there if g.get("used", True)) or there
     return [
         Settings(
             parse(words, installation),
