@@ -129,14 +129,25 @@ class Situation(Common):
         return self._listed(told)
 
     def _listed(self, told: Requirements) -> Requirements:
-        """Without the flags that this installation does not have: they were published for newer ones."""
+        """Without the flags, and values of flags, that this installation does not have: they were published
+        for newer ones."""
         from orchestrator.model_families.arguments import Arguments, without
 
+        unknown = [name for name, flag in _CHOICES.items() if not self._offers(flag, told.levers.get(name))]
+        if unknown:
+            levers = {name: value for name, value in told.levers.items() if name not in unknown}
+            left = tuple(f"{_CHOICES[name]} {told.levers[name]}" for name in unknown)
+            told = replace(told, levers=levers, left_out=(*told.left_out, *left))
         absent = [f for f in told.flags if f.startswith("--") and f not in self.has_flag]
         if not absent:
             return told
         kept = without(Arguments(flags=told.flags), absent)
         return replace(told, flags=kept.flags, left_out=(*told.left_out, *kept.left_out))
+
+    def _offers(self, flag: str, value: Any) -> bool:
+        """Whether the installation takes a value; True where nothing is asked, or it lists no choices."""
+        known = self.has_flag.get(flag)
+        return value is None or known is None or not known.choices or str(value) in known.choices
 
     @cached_property
     def _levers(self) -> dict[str, Any]:
@@ -200,6 +211,10 @@ class Situation(Common):
     def lists(self, *flags: str) -> bool:
         """Whether the installation lists any of these flags."""
         return any(f in self.has_flag for f in flags)
+
+
+_CHOICES = {"block_size": "--block-size", "kv_cache_dtype": "--kv-cache-dtype"}
+"""Levers of families whose flag has had other choices in other versions."""
 
 
 def numbers(version: str) -> tuple[int, ...]:
