@@ -86,21 +86,52 @@ def engines(file: Path | None = None) -> dict[str, dict[str, Any]]:
     document = _read(file or engines_file(), "bad_engines")
     if document is None:
         return {}
+    entries, problems = _entries(document)
+    if problems:
+        raise _bad_engines(document, [p for some in problems.values() for p in some])
+    return entries
+
+
+def sound_engines() -> tuple[dict[str, dict[str, Any]], dict[str, LlmserveError]]:
+    """The entries of `engines.yaml` that can be read, and the error of each other one by its name; the whole
+    file's error has the name ""."""
+    try:
+        document = _read(engines_file(), "bad_engines")
+    except LlmserveError as e:
+        return {}, {"": e}
+    if document is None:
+        return {}, {}
+    entries, problems = _entries(document)
+    return entries, {name: _bad_engines(document, some) for name, some in problems.items()}
+
+
+def _entries(document: strict_yaml.Document) -> tuple[dict[str, dict[str, Any]], dict[str, list[Problem]]]:
+    """Sound entries, and the problems of the others, by name."""
     entries: dict[str, dict[str, Any]] = {}
-    problems: list[Problem] = []
+    problems: dict[str, list[Problem]] = {}
     for name, raw in document.data.items():
+        wrong: list[Problem] = []
         if not is_engine_name(name):
             message = f"`{shown(name)}` cannot be an engine's name"
             remedy = "use letters, digits, . _ - and not the word auto"
-            problems.append(Problem((name,), "bad_key", message, remedy))
-        try:
-            entries[name] = _Engine.model_validate(raw).model_dump()
-        except ValidationError as e:
-            problems += from_validation(e, _Engine, (name,))
-    if problems:
-        found = [(document.place(p.loc), p) for p in problems]
-        raise error("bad_engines", document.path, found)
-    return entries
+            wrong.append(Problem((name,), "bad_key", message, remedy))
+        if not isinstance(raw, dict):
+            message = f"{shown(raw)} is not a mapping of keys to values"
+            remedy = f"write {shown(name)}: {{kind: llamacpp|vllm|sglang, path: /…}}"
+            wrong.append(Problem((name,), "bad_value", message, remedy))
+        else:
+            try:
+                entries[name] = _Engine.model_validate(raw).model_dump()
+            except ValidationError as e:
+                wrong += from_validation(e, _Engine, (name,))
+        if wrong:
+            entries.pop(name, None)
+            problems[name] = wrong
+    return entries, problems
+
+
+def _bad_engines(document: strict_yaml.Document, problems: list[Problem]) -> LlmserveError:
+    return error("bad_engines", document.path, [(document.place(p.loc), p) for p in problems])
 
 
 def _read(path: Path, code: str) -> strict_yaml.Document | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from orchestrator.engines.base import Installation
-from orchestrator.errors import not_found, refused, usage
+from orchestrator.errors import LlmserveError, not_found, refused, usage
 from orchestrator.model_card.card import ModelCard
 from orchestrator.plan import Rejected
 from orchestrator.planning.request import Choice
@@ -58,7 +59,10 @@ def choose_engine(
     gpus: bool = False,
     launching: bool = False,
 ) -> Choice:
-    """The engine that was asked for by name, else the best installed one that reads the model's format.
+    """The engine that was asked for, by name or as KIND or KIND@VERSION, else the best installed one that
+    reads the model's format.
+
+    A kind is the newest installed one of it that suits the device; of llama.cpp the first.
 
     GGUF: llama.cpp, a configured or found `llama-server` before the embedded one. Safetensors, or only a
     config: with GPUs an installed vLLM or SGLang, without a vLLM for CPUs. `installations` come best first;
@@ -68,29 +72,9 @@ def choose_engine(
     Raises LlmserveError: exit 5 for a name that is not known, exit 3 where nothing can serve the model.
     """
     if asked != "auto":
-        taken = next((i for i in installations if i.name == asked), None)
-        if taken is None:
-            names = ", ".join(i.name for i in installations if not i.captured) or "none"
-            raise not_found(
-                "unknown_engine",
-                f"there is no engine {asked!r}; installed: {names}",
-                "see `llmserve engines list`, or leave out --engine",
-            )
-        if taken.captured and launching:
-            raise refused(
-                "no_engine",
-                f"{taken.name} is not installed: it can be planned for alone",
-                _way_to(taken.kind),
-            )
-        others = [i for i in installations if i.name != asked and not i.captured]
-        return Choice(
-            asked,
-            "asked for by name",
-            "asked",
-            tuple(Rejected(i.name, "another was asked for") for i in others),
-        )
+        return _asked_for(card, installations, asked, gpus, launching)
     usable = [i for i in installations if not (i.captured and launching)]
-    fitting = [i for i in usable if reads(i, card) and _suits(i, gpus)]
+    fitting = [i for i in usable if reads(i, card) and suits(i, gpus)]
     # a CPU is planned for only with what is installed: what it takes depends on the build
     fitting = [i for i in fitting if gpus or not i.captured]
     if not fitting:
@@ -116,31 +100,95 @@ def choose_engine(
     )
 
 
+def _asked_for(
+    card: ModelCard, installations: Sequence[Installation], asked: str, gpus: bool, launching: bool
+) -> Choice:
+    taken = next((i for i in installations if i.name == asked and not i.captured), None)
+    rule, reason = "asked", "asked for by name"
+    alike = of_kind(asked, installations, gpus=gpus)
+    if taken is None and alike:
+        taken, rule = alike[0], "asked_kind"
+        reason = f"{asked} was asked for: the only one installed here that suits"
+        if len(alike) > 1:
+            which = "first" if taken.kind == "llamacpp" else "newest"
+            reason = f"{asked} was asked for: the {which} of {len(alike)} that are installed here and suit"
+    if taken is None:
+        taken = next((i for i in installations if i.name == asked), None)
+    if taken is None:
+        names = ", ".join(i.name for i in installations if not i.captured) or "none"
+        raise not_found(
+            "unknown_engine",
+            f"there is no engine {asked!r}; installed: {names}",
+            "see `llmserve engines list`, or leave out --engine",
+        )
+    if taken.captured and launching:
+        version = asked.partition("@")[2]
+        what = f"{taken.kind} {version}" if version else taken.kind
+        there = [i.name for i in installations if i.kind == taken.kind and not i.captured]
+        others = f"; there is {', '.join(there)}" if there else ""
+        raise refused(
+            "no_engine",
+            f"{what} is not installed for this machine: it can be planned for alone{others}",
+            way_to(taken.kind, gpus=gpus, version=version),
+        )
+    if card.format == "config" and not reads(taken, card):
+        raise refused(
+            "format_mismatch",
+            f"{card.name} is the configuration of a safetensors checkpoint, and {taken.name} reads only GGUF",
+            "give --model a GGUF file, or choose another --engine",
+        )
+    others_here = [i for i in installations if i.name != taken.name and not i.captured]
+    why = {i.name: "an older one" if i in alike else "another was asked for" for i in others_here}
+    if taken.kind == "llamacpp":
+        why = dict.fromkeys(why, "another was asked for")
+    return Choice(taken.name, reason, rule, tuple(Rejected(name, text) for name, text in why.items()))
+
+
+def of_kind(asked: str, installations: Sequence[Installation], *, gpus: bool) -> list[Installation]:
+    """What is installed of KIND or KIND@VERSION and suits the device, the one to take first."""
+    kind, _, version = asked.partition("@")
+    found = [i for i in installations if i.kind == kind and not i.captured and suits(i, gpus)]
+    if version:
+        # a build's own part, as in 0.27.1+cpu, is no other version
+        found = [i for i in found if version in (i.version, i.version.partition("+")[0])]
+    if kind == "llamacpp":
+        return sorted(found, key=lambda i: bool(i.extras.get("embedded")))
+    return sorted(found, key=lambda i: [int(n) for n in re.findall(r"[0-9]+", i.version)], reverse=True)
+
+
 def reads(i: Installation, card: ModelCard) -> bool:
     """Whether this engine loads the model's format."""
     wanted = "safetensors" if card.format == "config" else card.format
     return i.kind in KINDS[wanted]
 
 
-def _suits(i: Installation, gpus: bool) -> bool:
-    """llama.cpp computes anywhere; a build of vLLM or SGLang is for GPUs or for CPUs."""
+def suits(i: Installation, gpus: bool) -> bool:
+    """Whether it computes here: llama.cpp does anywhere; a build of the others is for GPUs or for CPUs."""
     return i.kind == "llamacpp" or (i.extras.get("device", "cuda") != "cpu") == gpus
 
 
 def _why_not(i: Installation, card: ModelCard, best: Installation, gpus: bool) -> str:
     if not reads(i, card):
         return f"does not read {card.format}"
-    if not _suits(i, gpus):
+    if not suits(i, gpus):
         return "is built for GPUs, and there is none" if not gpus else "is built for CPUs, and there are GPUs"
     if i.extras.get("embedded"):
         return f"{best.name} is a server program of its own"
     return f"{best.name} comes before it; --engine {i.name} takes it"
 
 
-def _way_to(kind: str) -> str:
+def way_to(kind: str, *, gpus: bool, version: str = "") -> str:
+    """How an engine comes onto a machine, or why it cannot and what runs there."""
+    from orchestrator.engine_environments import recipes
+
     if kind == "llamacpp":
         return "pip install 'llmserve[edge]'"
-    return f"`llmserve engines install {kind}` installs it, or engines.yaml names one that is there"
+    try:
+        recipes.choose(kind, "cuda" if gpus else "cpu", version or None)
+    except LlmserveError as e:
+        return f"{e.message}; {e.remedy}"
+    at = f" --version {version}" if version else ""
+    return f"`llmserve engines install {kind}{at}` installs it, or engines.yaml names one that is there"
 
 
 def _nothing_reads(card: ModelCard, installations: Sequence[Installation], gpus: bool) -> Exception:
@@ -157,7 +205,7 @@ def _nothing_reads(card: ModelCard, installations: Sequence[Installation], gpus:
         "no_engine",
         f"{card.name} is {'a configuration' if card.format == 'config' else 'safetensors'}: it needs "
         f"{where}, and none is installed; there is {there or 'no engine'}",
-        f"{_way_to('vllm')}; or --model with a GGUF of it",
+        f"{way_to('vllm', gpus=gpus)}; or --model with a GGUF of it",
     )
 
 

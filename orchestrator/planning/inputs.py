@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LlmserveError, usage
-from orchestrator.planning.choosing import choose_engine, choose_model
+from orchestrator.plan import Rejected
+from orchestrator.planning.choosing import KINDS, choose_engine, choose_model, of_kind
 from orchestrator.planning.request import PlanInputs, Reservations
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def gather(
     `machine` is what the daemon measured; without it `machine_file` is read, or this machine is measured. A
     known model is fetched at first use, `progress` hears of it.
 
+    A wrong entry of engines.yaml is no error where another engine serves: it stands among the rejected.
+
     Raises LlmserveError: exit 2 where options or files cannot be read or no model can be chosen, exit 3
     where the model is missing or no engine can serve it, exit 5 where a named profile or engine is not there.
     """
@@ -66,6 +69,7 @@ def gather(
             f"--host {shown(host)} is not an address",
             "give an IP address or a host's name, such as --host 127.0.0.1, or leave it out",
         )
+    _set_once(sets)
     resolved = profiles.resolve(
         profile=profile, goal=goal, sets=sets, options={"model": model, "engine": engine}
     )
@@ -84,22 +88,23 @@ def gather(
     if machine is None:
         machine = load(str(machine_file)) if machine_file is not None else measure()
     kinds = _kinds(found.card, p.engine)
-    installations = installed(p.engine, os.environ, kinds)
+    installations, wrong = _installed_or_wrong(p.engine, kinds)
     if found.card.format != "gguf" or p.engine.partition("@")[0] != "auto":
         installations += captured(p.engine, installations, machine)
+    how: dict[str, Any] = {"asked": p.engine, "gpus": bool(machine.gpus), "launching": launching}
     try:
-        choice = choose_engine(
-            found.card, installations, asked=p.engine, gpus=bool(machine.gpus), launching=launching
-        )
-    except LlmserveError:
-        if kinds is None:
+        choice = choose_engine(found.card, installations, **how)
+    except LlmserveError as e:
+        if wrong is not None and e.code == "no_engine":
+            raise wrong from None
+        if kinds is None or wrong is not None:
             raise
         # what is here and cannot serve it belongs into the answer
-        every = installed(p.engine, os.environ)
-        choice = choose_engine(
-            found.card, every, asked=p.engine, gpus=bool(machine.gpus), launching=launching
-        )
-        installations = every
+        installations = installed(p.engine, os.environ)
+        choice = choose_engine(found.card, installations, **how)
+    if wrong is not None:
+        note = Rejected("engines.yaml", wrong.message)
+        choice = replace(choice, rejected=(*choice.rejected, note))
     installation = next(i for i in installations if i.name == choice.value)
     return PlanInputs(
         resolved=resolved,
@@ -129,19 +134,54 @@ def is_address(host: str) -> bool:
     return True
 
 
+def _set_once(sets: Sequence[str]) -> None:
+    """Raises LlmserveError (exit 2) where one lever is given two values."""
+    given: dict[str, str] = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        before = given.setdefault(name.strip(), value)
+        if equals and before != value:
+            raise usage(
+                "set_twice",
+                f"--set {name}={before} and --set {name}={value}: one lever is given two values",
+                "leave one of them out",
+            )
+
+
 def _kinds(card: ModelCard, asked: str) -> tuple[str, ...] | None:
     """Kinds of engines that come into question; None for all: asking each takes time."""
     from orchestrator import settings
-    from orchestrator.planning.choosing import KINDS
+    from orchestrator.engines import registry
 
     if asked == "auto":
         return KINDS["gguf" if card.format == "gguf" else "safetensors"]
-    entry = settings.engines().get(asked)
-    return (entry["kind"],) if entry is not None else None
+    entry = settings.sound_engines()[0].get(asked)
+    if entry is not None:
+        return (entry["kind"],)
+    kind = asked.partition("@")[0]
+    return (kind,) if kind in registry.kinds() else None
+
+
+def _installed_or_wrong(
+    asked: str, kinds: Sequence[str] | None
+) -> tuple[list[Installation], LlmserveError | None]:
+    """What is installed; where nothing usable is, and an entry of engines.yaml is why, its error.
+
+    Raises LlmserveError where that entry is the one that was asked for.
+    """
+    from orchestrator import settings
+
+    try:
+        return installed(asked, os.environ, kinds), None
+    except LlmserveError as e:
+        entries, wrong = settings.sound_engines()
+        if asked in entries or asked in wrong:
+            raise
+        return [], e
 
 
 def installed(asked: str, env: Mapping[str, str], kinds: Sequence[str] | None = None) -> list[Installation]:
-    """Every installation of every kind (or of `kinds`), best first; a broken entry of engines.yaml matters
+    """Every installation of every kind (or of `kinds`), best first; a wrong entry of engines.yaml matters
     only where it is the one that is asked for, or where nothing else is left.
 
     Raises LlmserveError then.
@@ -149,9 +189,11 @@ def installed(asked: str, env: Mapping[str, str], kinds: Sequence[str] | None = 
     from orchestrator import settings
     from orchestrator.engines import registry
 
-    configured = settings.engines()
+    configured, wrong = settings.sound_engines()
+    if asked in wrong:
+        raise wrong[asked]
     found: list[Installation] = []
-    broken: list[LlmserveError] = []
+    broken: list[LlmserveError] = list(wrong.values())
     for kind in kinds if kinds is not None else registry.kinds():
         engine = registry.engine(kind)
         entries = {name: entry for name, entry in configured.items() if entry["kind"] == kind}
@@ -183,15 +225,13 @@ def captured(asked: str, there: Sequence[Installation], machine: Machine) -> lis
     Raises LlmserveError (exit 5) where a version that was asked for is not known.
     """
     from orchestrator.engines import registry
-    from orchestrator.planning.choosing import KINDS
 
     device = "cpu" if not machine.gpus else "rocm" if machine.gpus[0].vendor == "amd" else "cuda"
     kind, _, version = asked.partition("@")
     if kind in KINDS["safetensors"]:
-        if version:
-            return [replace(registry.engine(kind).captured(version, device), name=asked)]
-        here = any(i.name == asked for i in there)
-        return [] if here else [registry.engine(kind).captured(None, device)]
+        if any(i.name == asked for i in there) or of_kind(asked, there, gpus=bool(machine.gpus)):
+            return []
+        return [replace(registry.engine(kind).captured(version or None, device), name=asked)]
     suited = any(
         (i.extras.get("device") == "cpu") == (device == "cpu") for i in there if i.kind != "llamacpp"
     )

@@ -72,7 +72,8 @@ def test_every_problem_of_engines_is_named_with_its_line(folder: Path) -> None:
     assert found["3: a.path: bin/llama is not an absolute path"] == "write it from / or ~/ on"
     assert found["7: auto.envs: there is no key `envs`"] == "did you mean `env`?"
     assert "4: auto: `auto` cannot be an engine's name" in found
-    assert any(m.startswith("8: b: ") for m in found)
+    remedy = next(r for m, r in found.items() if m.startswith("8: b: "))
+    assert remedy == "write b: {kind: llamacpp|vllm|sglang, path: /…}"
     assert found["9: c.path: the key `path` is missing"] == "add `path: ...`"
 
 
@@ -80,3 +81,13 @@ def test_a_folder_in_place_of_the_file_is_an_error_not_a_crash(folder: Path) -> 
     (folder / "config.yaml").mkdir()
     with pytest.raises(LlmserveError, match="folder"):
         settings.config()
+
+
+def test_a_wrong_entry_leaves_the_others(folder: Path) -> None:
+    (folder / "engines.yaml").write_text(
+        "b: /usr/bin/x\na: {kind: vllm, path: /v}\nc: {kind: vlm, path: /v}\n"
+    )
+    sound, wrong = settings.sound_engines()
+    assert list(sound) == ["a"]
+    assert list(wrong) == ["b", "c"]
+    assert all(name in str(e.message) for name, e in wrong.items())
