@@ -36,25 +36,25 @@ def memory(s: Situation, z: Sizing) -> list[Finding]:
     if z.fits:
         return []
     b = z.budget
-    where = "of host memory" if s.on_cpu else "on each device"
+    where = " of host memory" if s.on_cpu else " on each device" if z.layout.world > 1 else ""
     parts = (
         f"weights {size(b.weights)}, activations {size(b.activation)}, other {size(b.non_torch + b.graphs)}"
     )
     if z.kv_bytes <= 0 or z.most_kv_bytes <= 0:
         message = (
-            f"{s.card.name} does not fit: {choose.words(z.layout)} gives {size(b.requested)} {where} "
+            f"{s.card.name} does not fit: {choose.words(z.layout)} gives {size(b.requested)}{where} "
             f"({parts}), and nothing is left for KV"
         )
         return [Finding("weights_do_not_fit" if b.weights >= b.requested else "kv_does_not_fit", message)]
     if z.kv_bytes > z.most_kv_bytes:
         message = (
-            f"the KV pool that was set takes {size(z.kv_bytes)} {where}, and {size(z.most_kv_bytes)} are "
+            f"the KV pool that was set takes {size(z.kv_bytes)}{where}, and {size(z.most_kv_bytes)} are "
             f"there beside the model ({parts})"
         )
         return [Finding("kv_does_not_fit", message)]
     need = z.kv.bytes_needed(z.max_model_len) or 0
     message = (
-        f"one request of max_model_len={z.max_model_len} needs {size(need)} of KV {where}, and "
+        f"one request of max_model_len={z.max_model_len} needs {size(need)} of KV{where}, and "
         f"{size(z.kv_bytes)} are left ({parts}, of {size(b.requested)})"
     )
     if z.tokens is not None:

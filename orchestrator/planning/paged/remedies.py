@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.machine.machine import Gpu
 from orchestrator.plan import Violation
 from orchestrator.planning.findings import Finding
+from orchestrator.planning.paged import choose
 from orchestrator.planning.paged.kv_type import why_not_fp8
 from orchestrator.planning.paged.situation import Situation, stepped
 from orchestrator.planning.paged.sizing import Sizing
-from orchestrator.planning.words import size
+from orchestrator.planning.words import count, size
 
 Change = dict[str, Any]
 
@@ -24,6 +26,9 @@ class Trial:
     fits: Callable[[Mapping[str, Any]], bool]
     codes: Callable[[Mapping[str, Any]], frozenset[str]]
 
+
+_MOSTLY_FREE = 0.9
+"""A device with less free than this share of its memory is held by somebody."""
 
 _FOLLOWS = frozenset({"pool_below_context", "no_room_for_requests", "pool_without_room", "kv_cache_bytes"})
 """An engine's own refusals that say no more than that memory is short."""
@@ -105,11 +110,40 @@ def _longest(z: Sizing) -> int:
     return low
 
 
+def _freed(s: Situation) -> str | None:
+    """What to end where others hold so much of the devices that the model fits without them."""
+    gpus = (*s.usable.gpus, *(x.gpu for x in s.usable.left_out if x.code == "in_use"))
+    held = [g for g in gpus if g.free_bytes < g.memory_bytes * _MOSTLY_FREE]
+    if s.on_cpu or not held:
+        return None
+    names = {g.uuid for g in held}
+    there = s.inputs.machine
+    freed = (replace(g, free_bytes=g.memory_bytes) if g.uuid in names else g for g in there.gpus)
+    emptied = replace(s.inputs, machine=replace(there, gpus=tuple(freed)))
+    if not choose.anything_fits(Situation(emptied)):
+        return None
+    told = [f"{size(g.free_bytes)} of {size(g.memory_bytes)} are free on {g.uuid}{_holders(g)}" for g in held]
+    more = f", and so on for {count(len(told) - 3, 'device')}" if len(told) > 3 else ""
+    return f"the model fits once others give memory back: {'; '.join(told[:3])}{more}"
+
+
+def _holders(gpu: Gpu) -> str:
+    names = [
+        f"{h.name or 'a process'} (pid {h.pid})"
+        + (f" with {size(h.memory_bytes)}" if h.memory_bytes is not None else "")
+        for h in gpu.holders
+    ]
+    return f", held by {', '.join(names[:3])}" if names else ""
+
+
 def _told(s: Situation, f: Finding, found: Change | None) -> Violation:
     if found is not None:
         return replace(
             f, after="fits; it can change answers" if "kv_cache_dtype" in found else "fits"
         ).violation(found)
+    held = _freed(s)
+    if held is not None:
+        return replace(f, remedy=held, change={}).violation()
     weights = size(s.card.weights_bytes)
     remedy = f"the model ({weights}) is too large here: more or larger devices, or --model with fewer bits"
     return replace(f, remedy=remedy, change={}).violation()
