@@ -187,11 +187,19 @@ def _plain(value: Any) -> Any:
     if kind in _ATOMS:
         return value
     if kind is dict:
-        return {key if type(key) is str else str(key): _plain(v) for key, v in value.items()}
+        return {
+            key if type(key) is str else str(key): v if type(v) in _ATOMS else _plain(v)
+            for key, v in value.items()
+        }
     if kind is tuple or kind is list:
-        return [_plain(v) for v in value]
-    if dataclasses.is_dataclass(kind):
-        return {name: _plain(getattr(value, name)) for name in _names(kind)}
+        return [v if type(v) in _ATOMS else _plain(v) for v in value]
+    names = _names(kind)  # type: ignore[arg-type]
+    if names is not None:
+        out = {}
+        for name in names:
+            v = getattr(value, name)
+            out[name] = v if type(v) in _ATOMS else _plain(v)
+        return out
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (tuple, list, set, frozenset)):
@@ -200,5 +208,6 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind))
+def _names(kind: Any) -> tuple[str, ...] | None:
+    """A dataclass's fields; None of anything else."""
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None

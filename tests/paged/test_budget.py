@@ -210,7 +210,6 @@ def share_of(card: str, on: Gpu, layout: Layout | None = None, **options: Any) -
         "free_bytes": on.free_bytes,
         "utilization": 0.9,
         "max_num_batched_tokens": 2048,
-        "max_num_seqs": 16,
         "cuda_graph_max": 16,
     } | options
     return static_share(cards()[card], layout or Layout(), on, **how)

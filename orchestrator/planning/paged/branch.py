@@ -166,9 +166,13 @@ def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     d |= {name: x for name, x in optional.items() if x is not None}
     # what somebody wrote is never dropped, whether this engine has a word for it or not
     for name in LEVERS:
-        if name not in d and not s.is_free(name):
+        if name not in d and s.given(name) is not None:
             d[name] = s.as_given(name, lossless=LEVERS[name].lossless or name == "cache_reuse_tokens")
-    return {name: _marked(s, name, x) for name, x in d.items()}
+    stock = _stock(s)
+    for name in d:
+        if name not in stock:
+            stock[name] = s.inputs.engine.stock(name, s.inputs.installation, gpu=s.gpu)
+    return {name: _marked(x, stock[name]) for name, x in d.items()}
 
 
 def _layout(s: Situation, chosen: choose.Chosen) -> Decisions:
@@ -201,12 +205,15 @@ def _layout(s: Situation, chosen: choose.Chosen) -> Decisions:
     return out
 
 
-def _marked(s: Situation, name: str, d: Decision) -> Decision:
+def _stock(s: Situation) -> dict[str, Any]:
+    """The engine's own defaults on this kind of GPU as far as they were asked for."""
+    key = ("stock", (s.gpu.name, s.gpu.memory_bytes) if s.gpu is not None else None)
+    kept: dict[str, Any] = s.known.setdefault(key, {})
+    return kept
+
+
+def _marked(d: Decision, stock: Any) -> Decision:
     """With whether it is the engine's own default, and without the chosen value among the rejected ones."""
-    key = ("stock", name, s.gpu.name if s.gpu is not None else None)
-    if key not in s.known:
-        s.known[key] = s.inputs.engine.stock(name, s.inputs.installation, gpu=s.gpu)
-    stock = s.known[key]
     others = tuple(r for r in d.rejected if r.value != d.value) if d.rejected else ()
     return Decision(d.value, d.reason, d.rule, d.lossless, d.value == stock, others)
 

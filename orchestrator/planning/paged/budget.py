@@ -26,6 +26,19 @@ Basis = Literal["computed", "estimated", "fitted", "margin", "set", "default"]
 
 _NEWEST = "999"
 
+_ON_GPU: dict[str, Basis] = {
+    "activation": "fitted",
+    "non_torch": "fitted",
+    "graphs": "fitted",
+    "margin": "margin",
+    "draft": "computed",
+}
+_ON_CPU: dict[str, Basis] = _ON_GPU | {
+    "non_torch": "margin",
+    "activation": "computed",
+    "graphs": "computed",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -99,19 +112,11 @@ def budget(
     held = weights or weights_per_gpu(
         card, layout, kind=kind, version=version, mtp_loaded=mtp_loaded, dtype=dtype
     )
-    basis: dict[str, Basis] = {
-        "weights": held.basis,
-        "activation": "fitted",
-        "non_torch": "fitted",
-        "graphs": "fitted",
-        "margin": "margin",
-        "draft": "computed",
-    }
+    basis = _bases(held.basis, on_cpu=gpu is None)
     free = total if free_bytes is None else min(total, free_bytes)
     requested = math.ceil((free if kind == "sglang" and gpu is not None else total) * utilization)
     if gpu is None:
         process = int(rules()["cpu"]["worker_gib"] * GIB)
-        basis |= {"non_torch": "margin", "activation": "computed", "graphs": "computed"}
         kv = _after_loading(requested - held.worst - process - draft_bytes, held, free - process)
         return Budget(total, free, requested, held.worst, 0, process, 0, draft_bytes, 0, kv, 0, basis)
     activation = activation_bytes(
@@ -161,6 +166,12 @@ def budget(
     )
 
 
+@lru_cache(maxsize=8)
+def _bases(weights: Basis, *, on_cpu: bool) -> Mapping[str, Basis]:
+    """How each figure was got; shared by all budgets alike."""
+    return {"weights": weights, **(_ON_CPU if on_cpu else _ON_GPU)}
+
+
 def _after_loading(kv: int, held: Weights, room: int) -> int:
     """The pool, or what is short where the weights do not fit before they are quantized."""
     return min(kv, room - held.loading) if held.loading > room else kv
@@ -208,7 +219,6 @@ def static_share(
     free_bytes: int,
     utilization: float,
     max_num_batched_tokens: int,
-    max_num_seqs: int,
     cuda_graph_max: int,
     own_reserve: bool = True,
     dtype: str | None = None,
@@ -219,27 +229,53 @@ def static_share(
     `own_reserve`: as many bytes stay for activations and graphs as SGLang would keep of itself, where those
     are more than are counted here. `max_num_batched_tokens` are one attention rank's, as the lever counts.
     """
-    from orchestrator.engines.sglang.stock import memory_defaults
-
     total = visible_bytes(gpu)
     free = max(1, min(total, free_bytes))
     kept = forward_bytes(card, max_num_batched_tokens, dtype) + graph_bytes(cuda_graph_max)
     static = total * utilization - kept
     if own_reserve:
-        own = memory_defaults(
+        reserved = _own_reserve_mib(
             version or _NEWEST,
             gpu.memory_bytes // MIB,
-            tensor=layout.tensor * layout.attention_data,
-            pipeline=layout.pipeline,
-            attention_data=layout.attention_data,
+            layout.tensor * layout.attention_data,
+            layout.pipeline,
+            layout.attention_data,
             # the flag counts the tokens of all attention ranks
-            chunked_prefill_size=max_num_batched_tokens * layout.attention_data,
-            cuda_graph=cuda_graph_max or "off",
-            max_running_requests=max_num_seqs,
+            max_num_batched_tokens * layout.attention_data,
+            cuda_graph_max,
             mla=card.mla_kv_lora_rank is not None,
         )
-        kept = max(kept, math.ceil((own.reserved_mib or 0) * MIB))
+        kept = max(kept, math.ceil(reserved * MIB))
     return max(0.01, int(min(static, free - kept) / free * 1000) / 1000)
+
+
+@lru_cache(maxsize=1024)
+def _own_reserve_mib(
+    version: str,
+    memory_mib: int,
+    tensor: int,
+    pipeline: int,
+    attention_data: int,
+    chunk: int,
+    graph: int,
+    *,
+    mla: bool,
+) -> float:
+    """What SGLang's own share leaves free for activations and graphs. With the graphs told, requests at once
+    change nothing."""
+    from orchestrator.engines.sglang.stock import memory_defaults
+
+    own = memory_defaults(
+        version,
+        memory_mib,
+        tensor=tensor,
+        pipeline=pipeline,
+        attention_data=attention_data,
+        chunked_prefill_size=chunk,
+        cuda_graph=graph or "off",
+        mla=mla,
+    )
+    return own.reserved_mib or 0.0
 
 
 def graph_bytes(largest: int | None) -> int:

@@ -131,6 +131,7 @@ class Topology:
             if a is not None and b is not None:
                 self._ranks[a][b] = self._ranks[b][a] = _RANK[link.kind]
         self.levels = self._cut()
+        self._placed: dict[tuple[int, int], Placement] = {}
 
     def slowest(self, cards: Iterable[int]) -> LinkKind | None:
         """The worst link between these cards, None where there is only one."""
@@ -145,6 +146,12 @@ class Topology:
             return None
         if tensor == 1:
             return Placement(self.gpus[:groups], None)
+        kept = self._placed.get((tensor, groups))
+        if kept is None:
+            kept = self._placed[tensor, groups] = self._place(tensor, wanted)
+        return kept
+
+    def _place(self, tensor: int, wanted: int) -> Placement:
         taken: list[int] = []
         used: set[int] = set()
         worst = 0

@@ -101,10 +101,19 @@ def candidates(
         return [_sizes_asked(fixed)]
     topology = Topology(machine, gpus)
     found: dict[tuple[Any, ...], Layout] = {}
+    whole: dict[tuple[int, bool], bool] = {}
     for x in _shapes(card, machine, topology, kind, version, fixed):
         key = (x.tensor, x.pipeline, x.data, x.attention_data, x.expert, x.nodes)
-        layout = None if key in found else _placed(topology, x)
-        if layout is not None and not illegal(card, layout, kind, version, machine):
+        if key in found:
+            continue
+        split = x.tensor, x.expert
+        if split not in whole:
+            whole[split] = not uneven(card, x, kind, version)
+        # cheap ones first: most shapes that fall do so here
+        if not whole[split] or _sizes(card, x, kind) or _experts(card, x, kind):
+            continue
+        layout = _placed(topology, x)
+        if layout is not None and not _devices(card, layout, machine, kind, version):
             found[key] = layout
     ordered = sorted(found.values(), key=lambda x: (price(x) is not None, x.nodes, x.pipeline, x.world))
     return ordered[:MOST] or [_as_asked(machine, topology, fixed)]
@@ -273,15 +282,16 @@ def _devices(
     if layout.world > 1 and cut:
         message = "MIG slices have no peer access, and a process sees one of them: a deployment takes one"
         found.append(Illegal(_largest(layout), "mig_slices_form_no_group", message, dict.fromkeys(LEVERS, 1)))
-    free = sorted(g.free_bytes for g in layout.devices)
-    shared = kind == "sglang" and len(free) > 1 and layout.tensor * layout.attention_data > 1
-    if shared and free[0] < free[-1] * _UNBALANCED:
+    shared = kind == "sglang" and layout.tensor * layout.attention_data > 1
+    free = sorted(g.free_bytes for g in layout.devices) if shared else []
+    if len(free) > 1 and free[0] < free[-1] * _UNBALANCED:
         message = (
             f"SGLang refuses tensor ranks with uneven memory: {free[0] / 2**30:.1f} to "
             f"{free[-1] / 2**30:.1f} GiB are free on them"
         )
         found.append(Illegal("device_ids", "uneven_free_memory", message))
-    kinds = sorted({f"{g.name} of {g.memory_bytes / 2**30:.0f} GiB" for g in layout.devices})
+    unequal = len({(g.name, g.memory_bytes) for g in layout.devices}) > 1
+    kinds = sorted({f"{g.name} of {g.memory_bytes / 2**30:.0f} GiB" for g in layout.devices if unequal})
     if len(kinds) > 1:
         message = f"one deployment takes equal cards, these are {', '.join(kinds)}"
         found.append(Illegal("device_ids", "unequal_devices", message))
@@ -400,4 +410,15 @@ def _placed(topology: Topology, sizes: Layout) -> Layout | None:
         # the group crosses nodes: all of this one's cards are in it
         return replace(sizes, devices=topology.gpus[:here]) if sizes.tensor == sizes.world else None
     placement = topology.place(sizes.tensor, here // sizes.tensor)
-    return None if placement is None else replace(sizes, devices=placement.devices, link=placement.link)
+    if placement is None:
+        return None
+    return Layout(
+        sizes.tensor,
+        sizes.pipeline,
+        sizes.data,
+        sizes.attention_data,
+        sizes.expert,
+        placement.devices,
+        sizes.nodes,
+        placement.link,
+    )

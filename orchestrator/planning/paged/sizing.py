@@ -497,7 +497,6 @@ def _static_share(s: Situation, on: _Site, w: Wish) -> float:
         free_bytes=on.free,
         utilization=w.utilization,
         max_num_batched_tokens=w.max_num_batched_tokens,
-        max_num_seqs=w.max_num_seqs,
         cuda_graph_max=w.graph,
         own_reserve=w.own_reserve,
         dtype=on.dtype,
