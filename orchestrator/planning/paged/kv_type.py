@@ -27,5 +27,10 @@ def is_native(s: Situation) -> bool:
 
 def may_take_fp8(s: Situation) -> bool:
     """Whether 8-bit KV may be taken where the model's own type holds too little: for agents their
-    conversations, else one request. Latency keeps the model's type."""
-    return s.goal != "latency" and s.is_free("kv_cache_dtype") and why_not_fp8(s) is None
+    conversations, else one request. Latency keeps the model's type, and so does a plan in which somebody
+    set far more requests at once than the workload has: it is their working memory that is short."""
+    if s.goal == "latency" or not s.is_free("kv_cache_dtype"):
+        return False
+    seqs = s.given("max_num_seqs")
+    crowded = seqs is not None and seqs > 4 * s.profile.workload.concurrency
+    return not crowded and why_not_fp8(s) is None

@@ -13,6 +13,9 @@ from orchestrator.planning.paged.situation import GIB, Situation
 from orchestrator.planning.paged.sizing import Sizing
 from orchestrator.planning.words import count, size, written
 
+CROWDED = 2
+"""So many times the KV pool's tokens in requests at once are said."""
+
 LEAST_SLACK = GIB // 2
 """Device memory outside of the engine's share for what its own estimate of graphs misses: with 0.48 GiB (0.98
 of a 24 GB card, vLLM 0.29) capture ran out of memory, with 0.72 it did not."""
@@ -26,6 +29,7 @@ def notices(s: Situation, plan: Plan, chosen: Chosen) -> tuple[str, ...]:
         *_captured(s),
         *_version(s),
         *_context(s, z),
+        *_requests(s, z),
         *_model(s, z),
         *_devices(s, z),
         *_graphs(s, z),
@@ -62,6 +66,19 @@ def _context(s: Situation, z: Sizing) -> list[str]:
     return [f"{what}, more than max_model_len={z.max_model_len}: such a request is turned away"]
 
 
+def _requests(s: Situation, z: Sizing) -> list[str]:
+    """More requests at once than the pool holds: running ones lose their KV and are computed again."""
+    each = max(1, min(s.request_tokens, z.max_model_len))
+    if not z.tokens or z.max_num_seqs * each < CROWDED * z.tokens:
+        return []
+    lose = "takes KV away from running ones" if s.kind == "vllm" else "retracts running ones"
+    return [
+        f"max_num_seqs={z.max_num_seqs} requests of {each} tokens, and the KV pool holds {z.tokens}: about "
+        f"{max(1, z.tokens // each)} run, and more at once {lose}, which are computed again; "
+        "--set max_num_seqs=auto"
+    ]
+
+
 def _model(s: Situation, z: Sizing) -> list[str]:
     out, card = [], s.card
     if s.goal == "agent":
@@ -84,7 +101,7 @@ def _model(s: Situation, z: Sizing) -> list[str]:
         out.append("a configuration without weights: this can be planned, not launched")
     out += list(z.kv.notes)
     if s.family is not None:
-        out += list(s.family.notes)
+        out += s.family.notes_for(s.kind, tools=s.goal == "agent" or not s.is_free("tool_call_parser"))
     return out
 
 
