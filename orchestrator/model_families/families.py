@@ -103,9 +103,10 @@ class Family:
         named = [_table()["sources"][key] for key in self.row.get("source", ())]
         return "; ".join([*named, *([_recipes()["source"]] if self.recipe else [])])
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self.row.get("notes", ()))
+    def notes_for(self, kind: str, tools: bool) -> tuple[str, ...]:
+        """What is to be known of the family on an engine; `tools`: where clients call tools."""
+        words = {kind, "tools"} if tools else {kind}
+        return tuple(n["say"] for n in self.row.get("notes", ()) if set(n.get("for", ())) <= words)
 
     def tool_call_parser(self, kind: str, version: str) -> str | None:
         """The name that this engine version knows the family's tool calls by; None where it knows none."""

@@ -331,3 +331,29 @@ def test_generations_come_from_the_compute_capability(capability: Any, vendor: A
     gpu = Gpu(0, "GPU-0", "x", 1, 1, compute_capability=capability, vendor=vendor)
     assert gpu_generation(gpu) == expected
     assert gpu_generation(None) == "cpu"
+
+
+def test_a_note_is_said_where_it_concerns_somebody() -> None:
+    row = {
+        "notes": [
+            {"say": "everywhere"},
+            {"say": "a template", "for": ["vllm", "tools"]},
+            {"say": "a draft", "for": ["vllm"]},
+            {"say": "a parser", "for": ["sglang", "tools"]},
+        ]
+    }
+    made = Family("x", row, {}, {})
+    assert made.notes_for("vllm", tools=True) == ("everywhere", "a template", "a draft")
+    assert made.notes_for("vllm", tools=False) == ("everywhere", "a draft")
+    assert made.notes_for("sglang", tools=False) == ("everywhere",)
+    assert made.notes_for("sglang", tools=True) == ("everywhere", "a parser")
+
+
+def test_notes_of_the_table_name_whom_they_concern() -> None:
+    notes = [n for row in _table()["families"] for n in row.get("notes", ())]
+    assert notes
+    for n in notes:
+        assert set(n) <= {"say", "for"}
+        assert set(n.get("for", ())) <= {"vllm", "sglang", "tools"}
+        named = {kind for kind, word in (("vllm", "vLLM"), ("sglang", "SGLang")) if word in n["say"]}
+        assert named <= set(n.get("for", ())), n

@@ -46,7 +46,10 @@ def _answers(plan: Plan) -> list[str]:
 def _captured(s: Situation) -> list[str]:
     if not s.inputs.installation.captured:
         return []
-    return [f"{s.kind} is not installed here: flags are those that {s.version_text} is known to take"]
+    extras = s.inputs.installation.extras
+    table = extras["table"] if extras.get("table_note") else s.version_text
+    near = "" if table == s.version_text else f", the nearest known version below {s.version_text}"
+    return [f"{s.kind} is not installed here: flags are those that {table} is known to take{near}"]
 
 
 def _version(s: Situation) -> list[str]:
