@@ -100,6 +100,14 @@ def test_a_card_that_is_left_out_binds_nothing(kind: str) -> None:
     assert made.levers["dtype"].value == "auto"
 
 
+@pytest.mark.parametrize("asked", ["half", "bfloat16"])
+def test_the_remedy_of_a_type_that_cannot_be_had_leads_out(asked: str) -> None:
+    made = plan(gemma(), "1xt4", kind="vllm", goal="edge", sets=[f"dtype={asked}"])
+    (found,) = [v for v in made.violations if v.code in ("no_float16", "bfloat16_needs_8_0")]
+    assert found.remedy == "use --set dtype=float32"
+    assert not codes(plan(gemma(), "1xt4", kind="vllm", goal="edge", sets=["dtype=float32"]))
+
+
 def test_a_model_that_is_stable_in_half_precision_takes_it_and_says_so() -> None:
     taken = plan(LLAMA, "1xt4", kind="vllm", goal="edge").levers["dtype"]
     assert (taken.value, taken.lossless) == ("half", False)

@@ -65,20 +65,22 @@ def _dtype(s: Settings) -> list[Violation]:
     kind, capability = dtype(s), s.capability()
     found = []
     asked = s.text("--dtype")
-    if asked == "bfloat16" and s.device == "cuda" and capability is not None and capability < 8.0:
+    unstable = s.model.get("model_type") in rules()["no_float16"]
+    old = s.device == "cuda" and capability is not None and capability < 8.0
+    if asked == "bfloat16" and old:
         found.append(
             Violation(
                 "bfloat16_needs_8_0",
                 f"dtype is bfloat16, which needs compute capability 8.0, and a GPU here has {capability}",
-                "use --set dtype=float16",
+                f"use --set dtype={'float32' if unstable else 'float16'}",
             )
         )
-    if asked in ("float16", "half") and s.model.get("model_type") in rules()["no_float16"]:
+    if asked in ("float16", "half") and unstable:
         found.append(
             Violation(
                 "no_float16",
                 f"models of type {s.model['model_type']} are unstable in float16, and vLLM refuses it",
-                "use --set dtype=bfloat16, or float32",
+                f"use --set dtype={'float32' if old else 'bfloat16, or float32'}",
             )
         )
     kv = s.text("--kv-cache-dtype")
