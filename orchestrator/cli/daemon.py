@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.output import Json
+
+if TYPE_CHECKING:
+    from orchestrator.supervisor.client import Client
 
 
 def register(app: typer.Typer) -> None:
@@ -49,10 +52,11 @@ def stop(
     if daemon is None and all_ and deployment_names():
         daemon = client.start()
     if daemon is None:
-        done: dict[str, Any] = {"was_running": False, "stopped": {}}
+        done: dict[str, Any] = {"was_running": False, "stopped": {}, "running": []}
     else:
+        left = [] if all_ else _running(daemon)
         with notes().status("stopping"):
-            done = {"was_running": True, "stopped": daemon.shut_down(all_)["stopped"]}
+            done = {"was_running": True, "stopped": daemon.shut_down(all_)["stopped"], "running": left}
             client.wait_gone(daemon)
     if json_output:
         emit(done)
@@ -61,6 +65,21 @@ def stop(
     for name, report in done["stopped"].items():
         con.print(f"{name} stopped in {report['seconds']} s: {told(report)}", soft_wrap=True)
     con.print("the daemon is stopped" if done["was_running"] else "no daemon was running")
+    left = done["running"]
+    if left:
+        con.print(f"{len(left)} server{'s run' if len(left) > 1 else ' runs'} on: {', '.join(left)}")
+        con.print("  llmserve daemon stop --all stops them too; llmserve ps finds them again")
+
+
+def _running(daemon: Client) -> list[str]:
+    """Names of the deployments that are not over; none where a daemon of another version does not tell."""
+    from orchestrator.errors import LlmserveError
+    from orchestrator.supervisor.lifecycle import ENDED
+
+    try:
+        return [d["name"] for d in daemon.ps() if d["state"] not in ENDED]
+    except (LlmserveError, KeyError, TypeError):
+        return []
 
 
 def restart(json_output: Json = False) -> None:

@@ -150,8 +150,12 @@ def install(
     from orchestrator.cli import output
     from orchestrator.engine_environments.install import install as make
 
-    with _progress() as progress:
-        done = make(kind, version=version, name=name, device=device, progress=progress)
+    try:
+        with _progress() as progress:
+            done = make(kind, version=version, name=name, device=device, progress=progress)
+    except KeyboardInterrupt:
+        output.notes().print("interrupted: nothing is left; what was fetched is in the cache of pip or uv")
+        raise
     if json_output:
         output.emit({"engine": _row(done.installation), "made": done.made, "note": done.note})
         return
@@ -259,15 +263,19 @@ def _asking() -> Iterator[None]:
 
 
 def _captured(found: list[Installation]) -> list[Installation]:
-    """Kinds of which nothing usable was found and whose flags the project's data holds."""
+    """Kinds of which nothing usable was found, whose flags the project's data holds, and that have a build
+    for this machine's device."""
     from orchestrator.engine_environments import recipes
     from orchestrator.engines import registry
     from orchestrator.machine import measure
 
     here = {i.kind for i in found if not i.extras.get("broken")}
     absent = [registry.engine(k) for k in registry.kinds() if k not in here]
-    known = [e for e in absent if e.captured_versions()]
-    return [e.captured(None, recipes.device_of(measure())) for e in known]
+    device = recipes.device_of(measure())
+    known = [
+        e for e in absent if e.captured_versions() and (device != "cpu" or recipes.is_built(e.kind, device))
+    ]
+    return [e.captured(None, device) for e in known]
 
 
 def _captured_as(name: str) -> list[Installation]:

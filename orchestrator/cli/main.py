@@ -34,6 +34,7 @@ from orchestrator.errors import Exit, LlmserveError, system_error, usage
 app = typer.Typer(
     name="llmserve",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     help="Launch and keep an LLM server: a goal goes in, a running, verified server comes out.",
     epilog="Example: llmserve launch --goal edge",
@@ -93,26 +94,16 @@ def _report(error: LlmserveError) -> None:
     if output.json_mode():
         output.emit(error.to_json())
         return
-    con = output.notes()
-    con.print(f"[bold red]error:[/] {_escape(error.message)}", soft_wrap=True)
-    shown = [v for v in error.violations if v["message"] != error.message]
-    for v in shown:
-        con.print(f"  [red]•[/] [bold]{_escape(v['code'])}[/]: {_escape(v['message'])}", soft_wrap=True)
-        if v["remedy"]:
-            con.print(f"    → {_escape(v['remedy'])}", soft_wrap=True)
-    if error.remedy:
-        con.print(f"  → {_escape(error.remedy)}", soft_wrap=True)
+    from orchestrator.cli.refusal import print_error
 
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    print_error(output.notes(), error)
 
 
 def main() -> None:
     """Entry point. Every end is an exit code of `errors.Exit`; no traceback reaches a user."""
     _usable_streams()
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     error: LlmserveError | None = None
     code: int | None = Exit.DONE
     try:

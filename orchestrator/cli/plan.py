@@ -38,12 +38,21 @@ def plan(
             "--diff",
             metavar="stock|PROFILE",
             help="Only what differs from the engine's own defaults, or from another profile's plan.",
+            autocompletion=options.complete_diff,
             show_default=False,
         ),
     ] = None,
     json_output: output.Json = False,
 ) -> None:
     """Decide every lever for a goal, model, engine and machine; show it with its reasons."""
+    from orchestrator.errors import usage
+
+    if diff is not None and explain:
+        raise usage(
+            "not_both",
+            "--diff and --explain do not go together: --diff gives the reason of all that it shows",
+            "leave one out",
+        )
     from orchestrator.cli import plan_view
     from orchestrator.cli.fetching import fetching
     from orchestrator.errors import Exit
@@ -77,14 +86,32 @@ def plan(
         plan_view.show(con, made)
     if made.violations:
         raise plan_view.refusal(made, explained=explain)
-    launch = _same("launch")
-    if machine is None:
+    launch, lacks = _same("launch"), _lacks(made, "here" if machine is None else "on that machine")
+    if lacks:
+        con.print(f"\nto launch it: {lacks}", style="dim", markup=False)
+    elif machine is None:
         con.print(f"\nnext: {launch}", style="dim", markup=False, soft_wrap=True)
     else:
         what = f"this plan is for {made.machine['name']}; launch plans anew, for the machine here:"
         con.print(f"\nnext: {what}\n      {launch}", style="dim", markup=False, soft_wrap=True)
     if not explain:
-        con.print(f"      {_same('plan')} --explain", style="dim", markup=False, soft_wrap=True)
+        lead = "next: " if lacks else "      "
+        con.print(f"{lead}{_same('plan')} --explain", style="dim", markup=False, soft_wrap=True)
+
+
+def _lacks(made: Plan, where: str) -> str:
+    """What a launch would need that is not there, "" for nothing; `where` is the machine, in words."""
+    needs = []
+    if made.model["format"] == "config":
+        needs.append("the model's weights, as this is a configuration alone")
+    elif made.model["path"] is None:
+        needs.append(f"the model: llmserve models pull {made.model['source']}")
+    if made.engine.captured:
+        version = made.engine.name.partition("@")[2]
+        at = f" --version {version}" if version else ""
+        kind = made.engine.kind
+        needs.append(f"{kind} {where}: llmserve engines install {kind}{at}")
+    return "; ".join(needs)
 
 
 def _differences(inputs: PlanInputs, made: Plan, other: str, json_output: bool) -> None:

@@ -46,7 +46,14 @@ def complete_engine(incomplete: str) -> list[str]:
         names.append("llama-server")
     if find_spec("xllamacpp") is not None:
         names.append("embedded")
+    # planned for by what is known of them, installed or not
+    names += ["vllm", "sglang"]
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def complete_diff(incomplete: str) -> list[str]:
+    """`stock` and the profiles, for the shell's completion of --diff."""
+    return [name for name in ("stock", *complete_profile("")) if name.startswith(incomplete)]
 
 
 def complete_model(incomplete: str) -> list[str]:

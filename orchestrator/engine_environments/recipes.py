@@ -55,6 +55,11 @@ def kinds() -> tuple[str, ...]:
     return tuple(_table())
 
 
+def is_built(kind: str, device: str) -> bool:
+    """Whether a package of this engine for this device is known."""
+    return device in _table().get(kind, {})
+
+
 def device_of(machine: Machine) -> str:
     """What the machine computes on: "cuda", "rocm" or "cpu"."""
     vendors = {gpu.vendor for gpu in machine.gpus}

@@ -83,7 +83,7 @@ def read_header(source: Bytes) -> GgufHeader:
     at = _Cursor(source)
     magic = at.take(4, "the magic number")
     if magic != b"GGUF":
-        raise Damaged(f"is no GGUF file: it begins with {magic!r}")
+        raise Damaged(f"is no GGUF file: it begins with {magic.decode('ascii', 'backslashreplace')!r}")
     version = at.number("I", "the version")
     if version & 0xFFFF == 0:
         raise Damaged("is a big-endian GGUF file, which no engine here reads")

@@ -157,9 +157,32 @@ def _described(folder: Path, s: stamp.Stamp) -> StoredModel:
 
 
 def _local(asked: str, path: Path) -> ResolvedModel:
+    _refuse_folder_of_models(path)
     card = read_card(str(path))
     card = dataclasses.replace(card, source=asked)
     return ResolvedModel(asked, card.name, card.path, card)
+
+
+def _refuse_folder_of_models(path: Path) -> None:
+    """Raises LlmserveError where the folder is no model and the folders in it are."""
+    if not path.is_dir() or _holds_a_model(path):
+        return
+    inside = sorted(p.name for p in path.iterdir() if p.is_dir() and _holds_a_model(p))
+    if inside:
+        more = f" and {len(inside) - 4} more" if len(inside) > 4 else ""
+        raise refused(
+            "model_ambiguous",
+            f"{path} is a folder of models, not a model: it holds {', '.join(inside[:4])}{more}",
+            f"name one of them: --model {path / inside[0]}",
+        )
+
+
+def _holds_a_model(folder: Path) -> bool:
+    try:
+        names = [p.name for p in folder.iterdir()]
+    except OSError:
+        return False
+    return "config.json" in names or any(n.endswith((".gguf", ".safetensors")) for n in names)
 
 
 def _of_store(model: StoredModel) -> ResolvedModel:

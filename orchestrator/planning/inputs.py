@@ -97,7 +97,7 @@ def gather(
     except LlmserveError as e:
         if wrong is not None and e.code == "no_engine":
             raise wrong from None
-        if kinds is None or wrong is not None:
+        if p.engine != "auto" or wrong is not None:
             raise
         # what is here and cannot serve it belongs into the answer
         installations = installed(p.engine, os.environ)

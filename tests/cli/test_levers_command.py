@@ -91,8 +91,13 @@ def test_engines_are_completed_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("LLAMA_SERVER", "/nowhere/llama-server")
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "engines.yaml").write_text("mine: {kind: llamacpp, path: /x}\n# no: 1\n")
-    assert plan_options.complete_engine("") == ["auto", "mine", "llama-server", "embedded"]
+    assert plan_options.complete_engine("") == ["auto", "mine", "llama-server", "embedded", "vllm", "sglang"]
     assert plan_options.complete_engine("m") == ["mine"]
+
+
+def test_diff_is_completed_with_stock_and_profiles() -> None:
+    assert plan_options.complete_diff("s") == ["stock"]
+    assert {"stock", "latency", "edge"} <= set(plan_options.complete_diff(""))
 
 
 def test_models_are_completed_by_name_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def test_a_kind_of_which_nothing_usable_is_here_is_listed_as_captured(env: dict[
     state = {e["name"]: e["state"] for e in rows}
     assert state["mine"] == "broken"
     captured = {e["kind"]: e for e in rows if e["captured"]}
-    assert list(captured) == ["vllm", "sglang"]
+    assert list(captured) == ["vllm"], "no build of SGLang for CPUs is published"
     for kind, row in captured.items():
         assert row["state"] == "captured"
         assert row["version"] == registry.engine(kind).captured_versions()[-1]

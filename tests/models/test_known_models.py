@@ -431,3 +431,12 @@ def test_help_of_models_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_of_model_folders_names_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(LlmserveError, match="a folder of models, not a model: it holds one, two") as e:
+        model_store.resolve(str(tmp_path))
+    assert str(tmp_path / "one") in e.value.remedy

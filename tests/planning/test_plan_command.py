@@ -61,6 +61,30 @@ def test_a_plan_is_shown_within_80_columns_with_the_next_command(run: Any) -> No
     assert rest.splitlines()[1].strip() == "llmserve launch --goal agent --model small"
 
 
+def test_a_plan_that_cannot_be_launched_says_what_is_lacking(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(name: str, **_: Any) -> ResolvedModel:
+        return ResolvedModel(name, name, None, card(name=name, source=name, format="config", path=None))
+
+    monkeypatch.setattr("orchestrator.model_store.resolve", resolve)
+    code, out, _ = run(
+        "--goal", "latency", "--model", "small", "--machine", "8xh100", "--engine", "vllm@0.27.1"
+    )
+    said = " ".join(out.split())
+    assert code == 0
+    assert "llmserve launch" not in said
+    assert "the model's weights" in said
+    assert "vllm on that machine: llmserve engines install vllm --version 0.27.1" in said
+
+
+def test_diff_and_explain_together_are_a_usage_error(run: Any) -> None:
+    code, _, err = run("--goal", "latency", "--model", "small", "--diff", "stock", "--explain")
+    assert code == 2
+    assert "--diff" in err
+    assert "--explain" in err
+
+
 def test_explain_tells_rule_reason_and_what_was_rejected(run: Any) -> None:
     code, out, _ = run("--goal", "edge", "--explain")
     assert code == 0
