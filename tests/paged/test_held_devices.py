@@ -47,6 +47,15 @@ def test_a_card_that_nobody_holds_is_not_said_to_be_held() -> None:
     assert any("too large here" in v.remedy for v in made.violations)
 
 
+def test_graphs_need_room_in_what_is_free() -> None:
+    # 29.3 of 79.2 GiB are free: 0.37 asks for all of them
+    tight = plan(LLAMA, held(29.4), kind="vllm", sets=["gpu_memory_utilization=0.37"])
+    (warning,) = [w for w in tight.warnings if "recording CUDA graphs" in w]
+    assert "gpu_memory_utilization=0.36" in warning
+    loose = plan(LLAMA, held(29.4), kind="vllm", sets=["gpu_memory_utilization=0.36"])
+    assert not any("recording CUDA graphs" in w for w in loose.warnings)
+
+
 @pytest.mark.parametrize("whole", [None, 0.9])
 def test_sglang_starts_beside_others_within_what_is_free(whole: float | None) -> None:
     sets = [] if whole is None else [f"gpu_memory_utilization={whole}"]
