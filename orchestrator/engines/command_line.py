@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,9 +230,9 @@ class _Reader:
                 words.pop(0)
             return
         flag = self.listed[found[0]]
-        values = list(self._values(flag, words, equals, text, key))
-        self.given.append(Given(flag, word, found[0], tuple(values), key))
-        self._store(self.given[-1], equals)
+        given = Given(flag, word, found[0], tuple(self._values(flag, words, equals, text, key)), key)
+        self.given.append(given)
+        self._store(given, equals)
 
     def _refused(self, word: str, found: tuple[str, ...]) -> None:
         if found:
@@ -240,18 +240,19 @@ class _Reader:
         else:
             self.unknown.append(word)
 
-    def _values(self, flag: Flag, words: list[str], equals: str, text: str, key: str) -> Iterator[str]:
+    def _values(self, flag: Flag, words: list[str], equals: str, text: str, key: str) -> list[str]:
         if equals:
-            yield text
-        elif key:
+            return [text]
+        if key:
             # the dotted form takes the next word whatever it is
-            if words:
-                yield words.pop(0)
-        elif flag.takes_value:
-            most = len(words) if flag.nargs in ("+", "*") else 1
-            while words and most and self._is_value(words[0]) and words[0] != "--":
-                yield words.pop(0)
-                most -= 1
+            return [words.pop(0)] if words else []
+        if not flag.takes_value:
+            return []
+        taken: list[str] = []
+        most = len(words) if flag.nargs in ("+", "*") else 1
+        while words and len(taken) < most and self._is_value(words[0]) and words[0] != "--":
+            taken.append(words.pop(0))
+        return taken
 
     def _store(self, given: Given, equals: str) -> None:
         flag, name = given.flag, canonical(given.flag)

@@ -167,6 +167,11 @@ class Situation(Common):
     def is_free(self, lever: str) -> bool:
         return self._levers.get(lever) is None
 
+    @cached_property
+    def of_levers(self) -> dict[str, Any]:
+        """What is worked out from these levers and holds for all layouts; kept by those that ask."""
+        return {}
+
     def as_given(self, lever: str, *, lossless: bool = True, rejected: tuple[Rejected, ...] = ()) -> Decision:
         """The decision of a lever that somebody set, or that the family needs: kept exactly."""
         if not self._is_needed(lever):

@@ -144,37 +144,59 @@ def wished_context(s: Situation) -> int:
 
 def wish(s: Situation, layout: Layout, speculative_tokens: int = 0) -> Wish:
     """What the goal would take on a layout if memory were no question."""
-    row, w = table.row(s.goal), s.profile.workload
-    kv_dtype = s.given("kv_cache_dtype") or "auto"
-    copies = layout.data * layout.attention_data
-    seqs = s.given("max_num_seqs")
-    if seqs is None:
-        seqs = row["most_seqs"] if s.goal == "throughput" and not s.on_cpu else -(-w.concurrency // copies)
-        seqs = min(seqs, row["most_seqs"])
-    batch, objective = s.given("max_num_batched_tokens"), False
-    if batch is None:
-        batch = goal_batch(s)
-        if s.on_cpu:
-            batch = min(batch, 2048)
-        elif s.kind == "sglang" and s.gpu is not None:
+    kept = s.of_levers
+    if "wish" not in kept:
+        kept["wish"] = _wish_anywhere(s)
+    w: Wish = kept["wish"]
+    row, seqs, batch, objective = table.row(s.goal), w.max_num_seqs, w.max_num_batched_tokens, False
+    if s.is_free("max_num_seqs") and (s.goal != "throughput" or s.on_cpu):
+        copies = layout.data * layout.attention_data
+        seqs = min(-(-s.profile.workload.concurrency // copies), row["most_seqs"])
+    if s.is_free("max_num_batched_tokens"):
+        if s.kind == "sglang" and not s.on_cpu and s.gpu is not None:
             # a chunk reserves memory in proportion: no larger one than SGLang takes on such a card
-            batch = min(batch, sglang_defaults(s.card, layout, visible_bytes(s.gpu)).chunked_prefill_size)
-        by_itl = _batch_by_itl(s, layout, kv_dtype)
+            batch = min(batch, _sglang_chunk(s, layout, s.gpu))
+        by_itl = _batch_by_itl(s, layout, w.kv_dtype)
         if by_itl is not None and by_itl < row["most_batch"]:
             batch, objective = max(LEAST_BATCH, by_itl), True
-    graph = s.given("cuda_graph")
+    return Wish(
+        w.kv_dtype,
+        utilization(s, layout),
+        w.max_model_len,
+        seqs,
+        batch,
+        w.graph,
+        speculative_tokens,
+        objective,
+    )
+
+
+def _wish_anywhere(s: Situation) -> Wish:
+    """The goal's wish as far as no layout is looked at."""
+    row, graph = table.row(s.goal), s.given("cuda_graph")
     if graph is None:
         graph = 0 if s.on_cpu else 512
+    batch = s.given("max_num_batched_tokens")
+    if batch is None:
+        batch = min(goal_batch(s), 2048) if s.on_cpu else goal_batch(s)
+    seqs = s.given("max_num_seqs")
     return Wish(
-        kv_dtype=kv_dtype,
-        utilization=utilization(s, layout),
+        kv_dtype=s.given("kv_cache_dtype") or "auto",
+        utilization=row["utilization"],
         max_model_len=wished_context(s),
-        max_num_seqs=seqs,
+        max_num_seqs=row["most_seqs"] if seqs is None else seqs,
         max_num_batched_tokens=batch,
         graph=0 if graph == "off" else int(graph),
-        speculative_tokens=speculative_tokens,
-        batch_by_itl=objective,
     )
+
+
+def _sglang_chunk(s: Situation, layout: Layout, gpu: Gpu) -> int:
+    """Tokens of a chunk of one attention rank that SGLang takes of itself."""
+    key = ("chunk", layout.tensor, layout.pipeline, layout.attention_data, visible_bytes(gpu))
+    if key not in s.known:
+        s.known[key] = sglang_defaults(s.card, layout, visible_bytes(gpu)).chunked_prefill_size
+    found: int = s.known[key]
+    return found
 
 
 def goal_batch(s: Situation) -> int:
