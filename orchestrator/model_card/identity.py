@@ -62,7 +62,9 @@ def _architectures(c: Config) -> tuple[str, ...]:
 def _known(c: Config) -> bool:
     """Whether the class or the model type is one that an engine or transformers has."""
     own = {c.model_type, str(c.outer.get("model_type") or "")}
-    if own & (classes()["model_types"] | set(tables()["native_despite_auto_map"])):
+    # engines have few models with an encoder beside the decoder, and only by their class
+    two_part = c.get("is_encoder_decoder") is True or bool(own & set(tables()["encoder_decoder"]))
+    if not two_part and own & (classes()["model_types"] | set(tables()["native_despite_auto_map"])):
         return True
     return any(a in classes()["generators"] for a in _architectures(c))
 

@@ -29,6 +29,8 @@ def test_a_class_that_nobody_has_is_not_known() -> None:
     odd = {"architectures": ["FooBarForCausalLM"], "model_type": "foobar"}
     assert not of(**odd).class_known
     assert of().class_known
+    assert not of(architectures=["T5ForConditionalGeneration"], model_type="t5").class_known
+    assert of(architectures=["WhisperForConditionalGeneration"], model_type="whisper").class_known
     # one of both is enough
     assert of(architectures=["FooBarForCausalLM"]).class_known
     assert of(model_type="foobar").class_known

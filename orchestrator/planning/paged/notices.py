@@ -134,10 +134,13 @@ def _devices(s: Situation, z: Sizing) -> list[str]:
 
 
 def _graphs(s: Situation, z: Sizing) -> list[str]:
-    rest = z.budget.free - z.budget.requested
+    # what the driver and a display take of an empty card is not others'
+    held = z.budget.free < z.budget.total * 0.9
+    there = z.budget.free if held else z.budget.total
+    rest = there - z.budget.requested
     if s.kind != "vllm" or s.gpu is None or not z.graph or rest >= LEAST_SLACK:
         return []
-    less = max(0.01, math.floor(100 * (z.budget.free - LEAST_SLACK) / z.budget.total) / 100)
+    less = max(0.01, math.floor(100 * (there - LEAST_SLACK) / z.budget.total) / 100)
     return [
         f"{size(rest)} of a device stay outside the engine's share, and recording CUDA graphs has run out of "
         f"memory there: --set gpu_memory_utilization={less:g}, or cuda_graph=off"
