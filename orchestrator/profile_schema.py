@@ -8,11 +8,19 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from orchestrator import lever_values
-from orchestrator.problems import Problem, Problems
+from orchestrator.problems import Problem, Problems, shown
 
 Goal = Literal["throughput", "latency", "agent", "edge"]
 EngineKind = Literal["vllm", "sglang", "llamacpp"]
@@ -29,6 +37,20 @@ _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _Ms = Annotated[float, Field(gt=0, le=86_400_000)]
 _Seconds = Annotated[float, Field(gt=0, le=_WEEK_S)]
 _Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+def _engine(value: Any) -> Any:
+    """An engine's name said in words where it is none."""
+    if not isinstance(value, str) or re.match(_ENGINE, value):
+        return value
+    name, at, version = value.partition("@")
+    if at and re.match(NAME, name):
+        message = f"{shown(value)}: {shown(version) if version else 'nothing'} after @ is no version"
+        remedy = "a version begins with a number, as vllm@0.33.0 does; or leave @ out for the newest known"
+    else:
+        message = f"{shown(value)} is no engine's name: it is made of letters, digits, dots, - and _"
+        remedy = "`llmserve engines list` shows those that are here"
+    raise Problems([Problem((), "bad_value", message, remedy)])
 
 
 class _Strict(BaseModel):
@@ -152,7 +174,7 @@ class Profile(_Strict):
     """What the server is for: see `llmserve goals`."""
     model: _Text | None = None
     """Model to serve where no --model is given: a file, a folder, a hub id, or a known name."""
-    engine: Annotated[str, Field(pattern=_ENGINE)] = "auto"
+    engine: Annotated[str, Field(pattern=_ENGINE), BeforeValidator(_engine)] = "auto"
     """auto, a name from engines.yaml, or to plan for what is not here vllm, sglang, vllm@0.27.1."""
     workload: Workload = Workload()
     slo: Slo = Slo()

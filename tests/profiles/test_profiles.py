@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from orchestrator import profile_files, profiles
 from orchestrator.errors import Exit, LlmserveError
 from orchestrator.goals import GOALS
+from orchestrator.problems import from_validation
 from orchestrator.profile_schema import Profile
 
 
@@ -305,3 +307,20 @@ def test_any_text_is_a_profile_or_one_error(tmp_path: Path, text: str) -> None:
 def test_the_built_in_folder_is_the_checkouts_or_the_wheels() -> None:
     assert {p.stem for p in profile_files.builtin_dir().glob("*.yaml")} == {*GOALS, "gpus"}
     assert {p.stem for p in profile_files.found().values() if profile_files.is_builtin(p)} == set(GOALS)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vllm@abc", "abc after @ is no version"),
+        ("vllm@", "nothing after @ is no version"),
+        ("a b", "a b is no engine's name"),
+    ],
+)
+def test_an_engine_that_has_no_name_is_said_in_words(name: str, said: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Profile.model_validate({"profile": "p", "goal": "latency", "engine": name})
+    (problem,) = from_validation(error.value, Profile)
+    assert said in problem.message
+    assert problem.remedy
+    assert "^" not in problem.message
