@@ -49,6 +49,8 @@ def gave_up(status: dict[str, Any]) -> bool:
 
 
 def _line(status: dict[str, Any], weights_bytes: int | None) -> str:
+    from orchestrator.planning.words import size
+
     phase = _PHASES.get(status["phase"] or "", status["phase"] or status["state"])
     if status["state"] == "backoff":
         failure = status["last_failure"] or {}
@@ -58,7 +60,7 @@ def _line(status: dict[str, Any], weights_bytes: int | None) -> str:
     resident = status["processes"][0].get("resident_bytes")
     if status["phase"] == "load" and resident and weights_bytes:
         done = min(resident, weights_bytes)
-        return f"{phase} · {done / 1e6:.0f} of {weights_bytes / 1e6:.0f} MB in memory"
+        return f"{phase} · {size(done)} of {size(weights_bytes)} in memory"
     return str(phase)
 
 
@@ -87,6 +89,7 @@ def show_ready(status: dict[str, Any], seconds: float) -> None:
     from rich.table import Table
 
     from orchestrator.cli.output import console
+    from orchestrator.cli.status import fact
 
     con = console()
     name, url = status["name"], status["endpoint"]
@@ -96,7 +99,8 @@ def show_ready(status: dict[str, Any], seconds: float) -> None:
             table.add_column(column, overflow="fold")
         for c in status["plan_vs_actual"]:
             mark = "[green]ok[/]" if c["ok"] else "[red]differs[/]"
-            table.add_row(c["what"], escape(str(c["planned"])), escape(str(c["actual"])), mark)
+            planned, actual = (fact(c["what"], c[side]) for side in ("planned", "actual"))
+            table.add_row(c["what"], escape(planned), escape(actual), mark)
         con.print(table)
         con.print()
     if status["state"] == "degraded":

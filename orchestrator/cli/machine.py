@@ -124,12 +124,9 @@ def _links(m: Machine) -> list[str]:
 
 
 def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+    from orchestrator.planning.words import size
+
+    return size(count)
 
 
 def _plain(text: str) -> str:

@@ -266,7 +266,6 @@ def _facts(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 
 def _size(n: int) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if n >= scale:
-            return f"{n / scale:.1f} {unit}"
-    return f"{n:,} B"
+    from orchestrator.planning.words import size
+
+    return size(n)

@@ -61,7 +61,7 @@ def to_nowhere() -> None:
 def console(*, whole_lines: bool = False) -> Console:
     """For a person: stdout, or stderr where stdout is for JSON. Colour only on a terminal.
 
-    `whole_lines`: rows are never broken, as addresses and paths are there to be copied and grepped.
+    `whole_lines`: rows are not broken in a file or pipe, where addresses and paths are searched.
     """
     from rich.console import Console as RichConsole
 
@@ -70,10 +70,8 @@ def console(*, whole_lines: bool = False) -> Console:
             to_nowhere()
 
     con = Console(stderr=json_mode(), highlight=False)
-    if whole_lines:
-        return Console(stderr=json_mode(), highlight=False, width=1000)
     if not con.is_terminal and "COLUMNS" not in os.environ:
-        return Console(stderr=json_mode(), highlight=False, width=80)
+        return Console(stderr=json_mode(), highlight=False, width=1000 if whole_lines else 80)
     return con
 
 

@@ -117,11 +117,20 @@ def _head(con: Console, plan: Plan) -> None:
     what = [
         f"{machine['cpus']:g} CPUs",
         f"{free} of memory free",
-        f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU",
+        _gpus(gpus, machine.get("nodes", 1)),
     ]
     con.print(f"[dim]machine[/]  [bold]{_plain(machine['name'])}[/]  {_plain(_list(what))}")
     for warning in plan.warnings:
         con.print(f"[yellow]note[/]     {_plain(warning)}")
+
+
+def _gpus(names: list[str], nodes: int) -> str:
+    """`8 x NVIDIA H100`, or `2 nodes of 8 x NVIDIA H100`. The machine's GPUs are those of one node."""
+    if not names:
+        return "no GPU"
+    kinds = dict.fromkeys(names)
+    what = " + ".join(f"{names.count(name)} x {name}" for name in kinds)
+    return f"{nodes} nodes of {what}" if nodes > 1 else what
 
 
 def _levers(plan: Plan) -> Table:
@@ -252,9 +261,15 @@ def _cells(n: int, scale: int) -> int:
 def _command(con: Console, plan: Plan) -> None:
     for process in plan.processes:
         what = f"command of {process.role}" if len(plan.processes) > 1 else "command"
-        con.print(f"\n[dim]{what}[/]")
+        numbers = " (device numbers are the machine file's)" if _from_file(plan) else ""
+        con.print(f"\n[dim]{what}{numbers}[/]")
         # to be copied: never wrapped in the middle of a word, never marked up
         con.print(command(process.argv, process.env), markup=False, soft_wrap=True)
+
+
+def _from_file(plan: Plan) -> bool:
+    """Whether the command names devices of a machine that was read from a file."""
+    return plan.machine.get("source", "measured") != "measured" and bool(plan.layout.get("devices"))
 
 
 def command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:

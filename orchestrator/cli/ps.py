@@ -34,7 +34,7 @@ def ps(json_output: Json = False) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "state", "address", "up", "restarts", "goal", "engine"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         process = row["processes"][0]
         state = row["state"] + (f" ({row['reason']})" if row["reason"] and row["state"] != "ready" else "")

@@ -9,6 +9,8 @@ import typer
 from orchestrator.cli.names import Name
 from orchestrator.cli.output import Json
 
+_KEY_WIDTH = 9
+
 
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: llmserve status edge-smollm2-135m --json")(status)
@@ -38,9 +40,8 @@ def status(
         emit(found)
         return
     from rich.markup import escape
-    from rich.table import Table
 
-    con = console(whole_lines=True)
+    con = console()
     process = found["processes"][0]
     over = found["state"] in ("stopped", "failed")
     reason = f" ({found['reason']})" if found["reason"] else ""
@@ -57,26 +58,30 @@ def status(
         ("up", f"{duration(process['uptime_s'])}, restarts {process['restarts']}"),
         ("log", found["log"]),
     ]
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    grid.add_column(style="dim")
-    grid.add_column()
-    for key, value in rows:
-        grid.add_row(key, escape(str(value)))
     for check in [] if over else found["plan_vs_actual"]:
         mark = "ok" if check["ok"] else "differs"
-        grid.add_row(mark, escape(f"{check['what']}: planned {check['planned']}, actual {check['actual']}"))
+        planned, actual = (fact(check["what"], check[side]) for side in ("planned", "actual"))
+        rows.append((mark, f"{check['what']}: planned {planned}, actual {actual}"))
     for correction in found["corrections"]:
         levers = ", ".join(f"{k} {v['was']} → {v['now']}" for k, v in correction["levers"].items())
-        grid.add_row("corrected", escape(f"after {correction['cause']}: {levers}"))
+        rows.append(("corrected", f"after {correction['cause']}: {levers}"))
     if found["last_failure"]:
         failure = found["last_failure"]
-        grid.add_row("failure", escape(f"{when(failure['at'])}{failure['class']}: {failure['message']}"))
-        grid.add_row("", escape(failure["evidence"]))
-        grid.add_row("", escape(f"→ {failure['remedy']}"))
+        rows.append(("failure", f"{when(failure['at'])}{failure['class']}: {failure['message']}"))
+        rows += [("", failure["evidence"]), ("", f"→ {failure['remedy']}")]
     for key, value in found.get("env", {}).items():
-        grid.add_row("env", escape(f"{key}={value}"))
-    con.print(grid)
+        rows.append(("env", f"{key}={value}"))
+    for key, value in rows:
+        # a path stays whole, to be copied
+        con.print(f"[dim]{key:{_KEY_WIDTH}}[/] {escape(str(value))}", soft_wrap=True)
     con.print(f"[dim]next: llmserve {'restart' if over else 'logs -f'} {found['name']}[/]")
+
+
+def fact(what: str, value: object) -> str:
+    """What the plan or the engine says of a lever, in its unit."""
+    from orchestrator.cli.plan_view import value as in_words
+
+    return in_words(value, what)
 
 
 def when(seconds: float | None) -> str:

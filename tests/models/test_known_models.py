@@ -419,7 +419,7 @@ def test_a_pull_says_fetching_only_once_something_is_fetched(
         progress(10_000_000, 20_000_000)
         progress(20_000_000, 20_000_000)
     said = capsys.readouterr().err.splitlines()
-    assert said == ["fetching some …", "  10.0 MB of 20.0 MB", "  20.0 MB of 20.0 MB"]
+    assert said == ["fetching some …", "  9.5 MiB of 19.1 MiB", "  19.1 MiB of 19.1 MiB"]
 
 
 def test_help_of_models_imports_nothing_heavy() -> None:
