@@ -14,6 +14,9 @@ from orchestrator.planning.paged.situation import GIB, Situation
 from orchestrator.planning.paged.sizing import Sizing, goal_batch
 from orchestrator.planning.words import count, size
 
+SGLANG_KEEPS = 10 * GIB
+"""Host memory that SGLang leaves to others when it takes a pool of it."""
+
 WAITING = 4
 """Conversations for each one that runs: with room for so many in the pool, host memory adds nothing."""
 
@@ -231,7 +234,11 @@ def kv_offload(s: Situation, z: Sizing) -> Decision:
         return Decision(0, f"the pool holds {held} whole conversations: none has to leave it", "no_offload")
     # SGLang counts whole GB on each rank
     step = GIB if s.kind == "vllm" else 10**9 * z.layout.world
-    value = min(s.host_budget // 4, most) // step * step
+    there = s.host_budget // 4
+    if s.kind == "sglang":
+        # it refuses to start where its pool would leave the host less (pool_host/base.py:253)
+        there = min(there, s.inputs.machine.memory_available_bytes - SGLANG_KEEPS)
+    value = max(0, min(there, most)) // step * step
     if not value:
         return Decision(0, f"{size(s.host_budget)} of host memory leave no room for it", "no_offload")
     reason = "a quarter of the free host memory, as much as the pool at most: what waiting agents need again"
