@@ -33,7 +33,9 @@ def make_plan(inputs: PlanInputs) -> Plan:
             codes=lambda change: _draft(s.changed(change)).codes,
         )
         violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, trial)
-        return replace(draft.plan, violations=tuple(dict.fromkeys(violations)))
+        told = notices.notices(s, draft.plan, draft.chosen)
+        return replace(draft.plan, warnings=told, violations=tuple(dict.fromkeys(violations)))
+    plan = replace(draft.plan, warnings=notices.notices(s, draft.plan, draft.chosen))
     steps: dict[str, Any] = {}
     for causes, change in smaller(s, draft.sizing, draft.plan.levers):
         after = s.changed(change)
@@ -44,21 +46,25 @@ def make_plan(inputs: PlanInputs) -> Plan:
             change = {**change, "max_model_len": length}
             after = s.changed(change)
             chosen = choose.choose(after, draft.sizing.layout)
-        lower = _draft(after, chosen)
+        lower = _draft(after, chosen, below=True)
         if not lower.refused:
-            steps |= dict.fromkeys(causes, _stepped(lower.plan, draft.plan, change).to_json())
-    return replace(draft.plan, steps_down=steps)
+            steps |= dict.fromkeys(causes, _stepped(lower.plan, plan, change).to_json())
+    return replace(plan, steps_down=steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan before its refusals have remedies: ours, memory's and the engine's."""
+    """A plan before its warnings, and before its refusals have remedies: ours, memory's and the engine's."""
 
     plan: Plan
-    sizing: Sizing
+    chosen: choose.Chosen
     findings: list[Finding]
     shortage: list[Finding]
     engines: list[Violation]
+
+    @property
+    def sizing(self) -> Sizing:
+        return self.chosen.sizing
 
     @property
     def refused(self) -> bool:
@@ -70,7 +76,9 @@ class Draft:
         return frozenset((*ours, *(v.code for v in self.engines)))
 
 
-def _draft(s: Situation, chosen: choose.Chosen | None = None) -> Draft:
+def _draft(s: Situation, chosen: choose.Chosen | None = None, *, below: bool = False) -> Draft:
+    """Everything decided and checked. `below` a plan that passed: what does not hang on the levers that are
+    lowered is not asked again."""
     inputs = s.inputs
     chosen = chosen or choose.choose(s)
     z = chosen.sizing
@@ -113,16 +121,23 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None) -> Draft:
             "speed_band": [z.estimate.low, z.estimate.high] if z.estimate is not None else None,
         },
         not_expressible=tuple(sorted(wordless)),
-        supervision=s.profile.supervision.model_dump(),
+        supervision=_supervision(s),
     )
-    plan = replace(plan, warnings=notices.notices(s, plan, chosen))
     return Draft(
         plan,
-        z,
-        findings=[*checks.neutral(s, decided, copies=True), *own_checks.own(s, chosen)],
+        chosen,
+        findings=[] if below else [*checks.neutral(s, decided, copies=True), *own_checks.own(s, chosen)],
         shortage=own_checks.memory(s, z),
         engines=_engines(s, plan, rendered),
     )
+
+
+def _supervision(s: Situation) -> dict[str, Any]:
+    """The profile's block, the same in every draft of a plan."""
+    if "supervision" not in s.known:
+        s.known["supervision"] = s.profile.supervision.model_dump()
+    found: dict[str, Any] = s.known["supervision"]
+    return found
 
 
 def _engines(s: Situation, plan: Plan, rendered: Rendered) -> list[Violation]:
@@ -226,4 +241,4 @@ def _stepped(plan: Plan, before: Plan, change: Mapping[str, Any]) -> Plan:
         if name in change or (was is not None and was.value != d.value):
             d = replace(d, reason="one step down, after memory ran out", rule="step_down")
         out[name] = d
-    return replace(plan, levers=out)
+    return replace(plan, levers=out, warnings=before.warnings)

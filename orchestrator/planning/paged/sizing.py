@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from orchestrator.machine.machine import Gpu
@@ -286,7 +287,7 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
     nearest = _settled(s, on, first)
     if not nearest.fits and _never(s, nearest):
         return nearest
-    for w in (first, *_rungs(s, first)):
+    for w in chain((first,), _rungs(s, first)):
         z = nearest if w is first else _settled(s, on, w)
         if z.fits:
             return _with_more_kv(s, on, first, z)
