@@ -65,18 +65,20 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     """The best layout that fits, else the one with most room, which does not; `only` where one is decided."""
     guesses = _Guesses(s)
     layouts = [only] if only is not None else _layouts(s)
-    sized = [sizing.size(s, x, speculation.cost(s, guesses.on(x), x)) for x in layouts]
+    sized: list[Sizing] = []
+    for group in _in_turn(s, layouts):
+        sized += [sizing.size(s, x, speculation.cost(s, guesses.on(x), x)) for x in group]
+        if any(z.fits for z in sized):
+            break
     fitting = [z for z in sized if z.fits]
     if not fitting:
         best = max(sized, key=lambda z: (min(z.kv_bytes, z.most_kv_bytes), -z.layout.world))
         why = "none that is legal holds the model and its KV"
         return Chosen(best, guesses.on(best.layout), why, "nothing_fits", ())
-    if s.goal == "agent" and any(z.copies == 1 for z in fitting):
-        fitting = [z for z in fitting if z.copies == 1]
     if s.goal == "latency":
         fitting = _without_slow_links(fitting)
     rated = [_rated(s, z, guesses.on(z.layout).value) for z in fitting]
-    if len(sized) == 1:
+    if len(layouts) == 1:
         best, why, rule = rated[0], "one device, or a CPU: nothing to spread over", "only_layout"
         if _given(s):
             why = "the levers that were set leave one layout"
@@ -87,11 +89,22 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
         why = f"{why}; its price: {costs}"
     guess = guesses.on(best.layout)
     best = sizing.estimated(s, best, _at_once(s, best), guess.value)
-    by_layout = {z.layout: z for z in rated}
-    others = [z for z in sized if z.layout != best.layout]
-    told = others[:TOLD]
-    rejected = tuple((z.layout, _why_not(s, z, by_layout.get(z.layout), best)) for z in told)
+    told = [x for x in layouts if x != best.layout][:TOLD]
+    by_layout, measured = {z.layout: z for z in rated}, {z.layout: z for z in sized}
+    rejected = tuple((x, _why_not(s, x, measured.get(x), by_layout.get(x), best)) for x in told)
     return Chosen(best, guess, why, rule, rejected)
+
+
+def _in_turn(s: Situation, layouts: list[Layout]) -> list[list[Layout]]:
+    """Layouts in groups: one is looked at only where nothing of those before it fits. The fewest devices come
+    first for the lowest cost, one pool for all before copies for agents."""
+    if s.goal == "edge":
+        worlds = sorted({x.world for x in layouts})
+        return [[x for x in layouts if x.world == world] for world in worlds]
+    if s.goal == "agent":
+        alone = [x.data * x.attention_data == 1 for x in layouts]
+        return [[x for x, a in zip(layouts, alone, strict=True) if a is wanted] for wanted in (True, False)]
+    return [layouts]
 
 
 def anything_fits(s: Situation) -> bool:
@@ -219,16 +232,18 @@ def _whole(s: Situation, z: Sizing) -> float:
     return e.ttft_ms + e.tpot_ms * s.profile.workload.output_tokens if e is not None else 0.0
 
 
-def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str:
+def _why_not(s: Situation, layout: Layout, z: Sizing | None, rated: Sizing | None, best: Sizing) -> str:
+    if z is None and s.goal == "edge":
+        return f"{layout.world} devices"
+    if z is None:
+        return "each copy has a pool of its own: a conversation's next turn may arrive where its KV is not"
     if not z.fits:
         return shortage(z)
     if rated is None and s.goal == "latency" and z.layout.pipeline > 1:
         return "stages make no answer quicker, and other layouts hold the model"
     if rated is None and s.goal == "latency":
         return f"crosses something slow: {parallelism.price(z.layout)}"
-    if rated is None:
-        return "each copy has a pool of its own: a conversation's next turn may arrive where its KV is not"
-    if rated.estimate is None:
+    if rated is None or rated.estimate is None:
         return "comes after it by rule"
     e = rated.estimate
     price = f"; {z.layout.link} between its devices" if parallelism.price(z.layout) else ""
@@ -237,8 +252,6 @@ def _why_not(s: Situation, z: Sizing, rated: Sizing | None, best: Sizing) -> str
         few = f", {held} requests at once" if held < s.profile.workload.concurrency else ""
         return f"{_speed(rated):,.0f} tokens/s estimated{few}{price}"
     if s.goal == "edge":
-        if z.layout.world > best.layout.world:
-            return f"{z.layout.world} devices"
         return f"as many devices, and {e.tpot_ms:.1f} ms a token estimated"
     more = " with more devices" if z.layout.world > best.layout.world else ""
     return f"{e.ttft_ms:.0f} ms and {e.tpot_ms:.1f} ms a token estimated{more}{price}"
