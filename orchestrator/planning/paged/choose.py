@@ -66,7 +66,10 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     guesses = _Guesses(s)
     layouts = [only] if only is not None else _layouts(s)
     sized: list[Sizing] = []
-    for group in _in_turn(s, layouts):
+    heavy = {x: weights for x in layouts if (weights := sizing.overweight(s, x))}
+    # where no layout is light enough, the lightest tells what is short
+    light = [x for x in layouts if x not in heavy] or [min(layouts, key=lambda x: (heavy[x], x.world))]
+    for group in _in_turn(s, light):
         sized += [sizing.size(s, x, speculation.cost(s, guesses.on(x), x)) for x in group]
         if any(z.fits for z in sized):
             break
@@ -91,7 +94,15 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     best = sizing.estimated(s, best, _at_once(s, best), guess.value)
     told = [x for x in layouts if x != best.layout][:TOLD]
     by_layout, measured = {z.layout: z for z in rated}, {z.layout: z for z in sized}
-    rejected = tuple((x, _why_not(s, x, measured.get(x), by_layout.get(x), best)) for x in told)
+    rejected = tuple(
+        (
+            x,
+            _overweight(heavy[x], best)
+            if x in heavy
+            else _why_not(s, x, measured.get(x), by_layout.get(x), best),
+        )
+        for x in told
+    )
     return Chosen(best, guess, why, rule, rejected)
 
 
@@ -110,7 +121,8 @@ def _in_turn(s: Situation, layouts: list[Layout]) -> list[list[Layout]]:
 def anything_fits(s: Situation) -> bool:
     """Whether a layout holds the model and its KV: then `choose` takes such a one."""
     guesses = _Guesses(s)
-    return any(sizing.size(s, x, speculation.cost(s, guesses.on(x), x)).fits for x in _layouts(s))
+    light = (x for x in _layouts(s) if not sizing.overweight(s, x))
+    return any(sizing.size(s, x, speculation.cost(s, guesses.on(x), x)).fits for x in light)
 
 
 def _layouts(s: Situation) -> list[Layout]:
@@ -257,11 +269,15 @@ def _why_not(s: Situation, layout: Layout, z: Sizing | None, rated: Sizing | Non
     return f"{e.ttft_ms:.0f} ms and {e.tpot_ms:.1f} ms a token estimated{more}{price}"
 
 
+def _overweight(weights: int, best: Sizing) -> str:
+    given = size(best.budget.requested)
+    return f"weights take {size(weights)} of the {given} that a device gives: nothing is left for KV"
+
+
 def shortage(z: Sizing) -> str:
     """What does not fit, in a few words."""
     if z.kv_bytes <= 0:
-        whole, weights = size(z.budget.requested), size(z.budget.weights)
-        return f"weights take {weights} of the {whole} that a device gives: nothing is left for KV"
+        return _overweight(z.budget.weights, z)
     need = z.kv.bytes_needed(z.max_model_len)
     needs = f", {size(need)} are needed" if need is not None else ""
     return f"{size(z.kv_bytes)} of KV for {z.max_model_len} tokens{needs}"

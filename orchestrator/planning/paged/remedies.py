@@ -53,6 +53,19 @@ _TO_AUTO = (
 """Levers that are left to the plan again where what was set does not fit, in this order."""
 
 
+_LAYOUT = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "attention_data_parallel_size",
+        "expert_parallel",
+        "device_ids",
+    }
+)
+"""Levers that say how much of the weights a device holds."""
+
+
 def settled(
     s: Situation,
     findings: Sequence[Finding],
@@ -68,7 +81,8 @@ def settled(
         own |= f.change
     out = [f.violation() for f in findings]
     if shortage and not (own and trial.fits(own)):
-        found = next((c for c in _changes(s, z) if trial.fits({**own, **c})), None)
+        changes = (c for c in _changes(s, z) if not _hopeless(s, z) or _LAYOUT & c.keys())
+        found = next((c for c in changes if trial.fits({**own, **c})), None)
         out += [_told(s, f, found) for f in shortage]
         own |= found or {}
     ours = {v.code for v in out} | (_FOLLOWS if shortage else frozenset())
@@ -77,6 +91,11 @@ def settled(
         left = trial.codes(own)
         others = [v for v in others if v.code in left]
     return [*out, *others]
+
+
+def _hopeless(s: Situation, z: Sizing) -> bool:
+    """Whether the weights alone fill a device of the layout with the most room: only another layout helps."""
+    return not s.on_cpu and z.budget.weights >= z.budget.total
 
 
 def _changes(s: Situation, z: Sizing) -> Iterator[Change]:

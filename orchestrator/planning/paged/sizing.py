@@ -131,6 +131,14 @@ def _site(s: Situation, layout: Layout, cost: SpeculationCost | None) -> _Site:
     )
 
 
+def overweight(s: Situation, layout: Layout) -> int:
+    """Bytes of weights where they alone fill a device, whatever the levers; 0 where they do not."""
+    if s.on_cpu or s.gpu is None:
+        return 0
+    weights = _weights(s, layout).worst
+    return weights if weights >= visible_bytes(s.gpu) else 0
+
+
 def wished_context(s: Situation) -> int:
     """Tokens of one request before memory was asked."""
     given = s.given("max_model_len")
