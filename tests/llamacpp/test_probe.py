@@ -4,8 +4,8 @@ import shlex
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
+from process_groups import is_gone
 
 from orchestrator.engines.llamacpp import probe
 from orchestrator.errors import LlmserveError, refused
@@ -131,8 +131,7 @@ def test_a_program_that_never_answers_is_given_up_and_ended(
     program = stand_in(tmp_path / "a", f"echo $$ > {tmp_path / 'pid'}; sleep 1000 & wait")
     assert "did not answer within 0.2 s" in refusal(str(program)).message
     group = int((tmp_path / "pid").read_text())
-    left = [p for p in psutil.process_iter(["status"]) if os.getpgid(p.pid) == group]
-    assert {p.info["status"] for p in left} <= {psutil.STATUS_ZOMBIE}
+    assert is_gone(group)
 
 
 def test_a_broken_one_on_path_is_passed_over_and_a_broken_variable_is_not(tmp_path: Path) -> None:

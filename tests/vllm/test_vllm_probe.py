@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from process_groups import is_gone
 
 from orchestrator.engines import interpreter
 from orchestrator.engines.vllm import probe
@@ -241,8 +241,7 @@ def test_one_that_never_answers_is_given_up_and_ended(
     folder = environment(tmp_path / "v", body=f"echo $$ > {tmp_path / 'pid'}; sleep 1000 & wait")
     assert "did not tell its flags within 0.2 s" in refusal(str(folder)).message
     group = int((tmp_path / "pid").read_text())
-    left = [p for p in psutil.process_iter(["status"]) if os.getpgid(p.pid) == group]
-    assert {p.info["status"] for p in left} <= {psutil.STATUS_ZOMBIE}
+    assert is_gone(group)
 
 
 def test_a_failure_is_remembered_for_a_while_alone(tmp_path: Path, home: Path) -> None:
