@@ -13,11 +13,9 @@ from orchestrator.planning.paged.budget import (
     activation_bytes,
     budget,
     graph_bytes,
-    largest_seqs,
     non_torch_bytes,
     sglang_defaults,
     static_share,
-    utilization_that_fits,
     visible_bytes,
 )
 from orchestrator.planning.paged.kv_cache import kv_cache
@@ -141,27 +139,6 @@ def test_the_articles_example_leaves_next_to_nothing_at_full_context() -> None:
     c = kv_cache(card, two, version="0.33.0")
     assert 0 < b.kv < (c.bytes_needed(131072) or 0)
     assert 1024 < c.largest_context(b.kv, 131072) < 65536
-
-
-def test_the_smallest_utilization_that_leaves_enough() -> None:
-    def at(share: float) -> Budget:
-        return of(utilization=share, version="0.33.0")
-
-    wanted = 20 * GIB
-    found = utilization_that_fits(at, wanted)
-    assert found is not None
-    assert at(found).kv >= wanted > at(found - 0.01).kv
-    assert utilization_that_fits(at, 200 * GIB) is None
-
-
-def test_the_most_sequences_that_leave_enough() -> None:
-    def at(sequences: int) -> Budget:
-        return of(max_num_seqs=sequences, version="0.11.0")
-
-    wanted = at(512).kv
-    assert largest_seqs(at, wanted, 1024) >= 512
-    assert at(largest_seqs(at, wanted, 1024) + 1).kv < wanted
-    assert largest_seqs(at, 200 * GIB, 1024) == 0
 
 
 @pytest.mark.parametrize(

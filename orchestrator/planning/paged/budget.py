@@ -10,7 +10,7 @@ live in the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -284,33 +284,6 @@ def graph_bytes(largest: int | None) -> int:
         return 0
     table = rules()["graphs_gib"]
     return int((table["base"] + table["largest_512"] * largest / 512) * GIB)
-
-
-def utilization_that_fits(
-    at: Callable[[float], Budget], kv_bytes: int, highest: float = 0.98
-) -> float | None:
-    """The smallest utilization, in hundredths, that leaves `kv_bytes`; None where none up to `highest` does.
-
-    `at` gives the budget of a utilization; KV grows by the total with it, so two evaluations do.
-    """
-    top = at(highest)
-    if top.kv < kv_bytes or not top.fits:
-        return None
-    spare = (top.kv - kv_bytes) / max(1, top.total)
-    return max(0.01, math.ceil((highest - spare) * 100 - 1e-9) / 100)
-
-
-def largest_seqs(at: Callable[[int], Budget], kv_bytes: int, most: int) -> int:
-    """The largest max_num_seqs up to `most` whose budget leaves `kv_bytes`; 0 where none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        found = at(middle)
-        if found.kv >= kv_bytes and found.fits:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 @dataclass(frozen=True, slots=True)
