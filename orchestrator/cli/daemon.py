@@ -56,7 +56,7 @@ def stop(
     else:
         left = [] if all_ else _running(daemon)
         with notes().status("stopping"):
-            done = {"was_running": True, "stopped": daemon.shut_down(all_)["stopped"], "running": left}
+            done = {"was_running": True, "stopped": daemon.shutdown(all_)["stopped"], "running": left}
             client.wait_gone(daemon)
     if json_output:
         emit(done)
@@ -88,7 +88,7 @@ def restart(json_output: Json = False) -> None:
 
     daemon = client.running(any_version=True)
     if daemon is not None:
-        daemon.shut_down(False)
+        daemon.shutdown(False)
         client.wait_gone(daemon)
     _show(client.connect().daemon(), json_output)
 

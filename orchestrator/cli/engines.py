@@ -56,10 +56,11 @@ def list_engines(json_output: Json = False) -> None:
         output.emit({"engines": [_row(i) for i in shown]})
         return
     if shown:
-        output.console().print(_table(shown))
+        output.console(whole_lines=True).print(_table(shown))
     if not found:
         output.console().print("no engine is installed here", soft_wrap=True)
     notes = output.notes()
+    notes.print(f"--engine KIND@VERSION plans for what is not here: {_known_releases()}", soft_wrap=True)
     for i in found:
         if i.extras.get("broken"):
             notes.print(f"{i.name} → {i.extras['remedy']}", soft_wrap=True, markup=False)
@@ -104,7 +105,7 @@ def probe(
     from rich.markup import escape
     from rich.table import Table
 
-    con = output.console()
+    con = output.console(whole_lines=True)
     for i in chosen:
         said = f"{escape(i.version)}: {len(i.flags)} flags"
         if i.extras.get("device"):
@@ -276,6 +277,14 @@ def _captured(found: list[Installation]) -> list[Installation]:
         e for e in absent if e.captured_versions() and (device != "cpu" or recipes.is_built(e.kind, device))
     ]
     return [e.captured(None, device) for e in known]
+
+
+def _known_releases() -> str:
+    """The kinds and versions that the project's data holds."""
+    from orchestrator.engines import registry
+
+    known = {kind: registry.engine(kind).captured_versions() for kind in registry.kinds()}
+    return ", ".join(f"{kind} {v[0]} to {v[-1]}" for kind, v in known.items() if v)
 
 
 def _captured_as(name: str) -> list[Installation]:

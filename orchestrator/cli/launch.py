@@ -134,7 +134,7 @@ def _in_foreground(asked: Mapping[str, Any], strict: bool, as_json: bool) -> Non
                 f"a daemon (pid {busy['pid']}) keeps {busy['deployments']} deployment(s) here already",
                 "launch without --foreground, or set LLMSERVE_HOME to a folder of its own",
             )
-        daemon.shut_down(False)
+        daemon.shutdown(False)
         client.wait_gone(daemon)
     handle = lock()
     name, plan = _planned(asked, measure())

@@ -264,7 +264,7 @@ def _command(con: Console, plan: Plan) -> None:
         numbers = " (device numbers are the machine file's)" if _from_file(plan) else ""
         con.print(f"\n[dim]{what}{numbers}[/]")
         # to be copied: never wrapped in the middle of a word, never marked up
-        con.print(command(process.argv, process.env), markup=False, soft_wrap=True)
+        con.print(command(process.argv, process.env, process.ports), markup=False, soft_wrap=True)
 
 
 def _from_file(plan: Plan) -> bool:
@@ -272,9 +272,20 @@ def _from_file(plan: Plan) -> bool:
     return plan.machine.get("source", "measured") != "measured" and bool(plan.layout.get("devices"))
 
 
-def command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
+def command(
+    argv: tuple[str, ...],
+    env: Mapping[str, str] | None = None,
+    ports: Mapping[str, int | None] | None = None,
+) -> str:
     """A command line for a shell, its variables before it, a flag and its value a line. Ports that are chosen
-    at the start stand there by name: PORT, and NCCL_PORT for `{port:nccl}`."""
+    at the start, and not in `ports`, stand there by name: PORT, and NCCL_PORT for `{port:nccl}`."""
+
+    def port(found: re.Match[str]) -> str:
+        number = (ports or {}).get(found[1])
+        if number is not None:
+            return str(number)
+        return "PORT" if found[1] == "http" else f"{found[1].upper()}_PORT"
+
     lines: list[list[str]] = [
         [f"{name}={shlex.quote(value)}"] for name, value in (env or {}).items() if "{" not in value
     ]
@@ -282,7 +293,7 @@ def command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
     for word in argv:
         if word.startswith("--") and lines[-1]:
             lines.append([])
-        lines[-1].append(_PORT.sub(_port_name, word) if "{port:" in word else shlex.quote(word))
+        lines[-1].append(_PORT.sub(port, word) if "{port:" in word else shlex.quote(word))
     packed: list[str] = []
     for words in lines:
         text = " ".join(words)
@@ -294,10 +305,6 @@ def command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
 
 
 _PORT = re.compile(r"\{port:([a-z0-9]+)\}")
-
-
-def _port_name(found: re.Match[str]) -> str:
-    return "PORT" if found[1] == "http" else f"{found[1].upper()}_PORT"
 
 
 def _lower(plan: Plan) -> str:

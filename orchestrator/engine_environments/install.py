@@ -50,7 +50,9 @@ def install(
     Raises LlmserveError: exit 2 for what cannot be read, exit 3 with the reason where nothing was installed.
     A failure or an interrupt leaves neither folder nor entry; a log stays, and the message names it.
     """
-    recipe = recipes.choose(kind, device or recipes.device_of(measure()), version)
+    machine = measure()
+    recipe = recipes.choose(kind, device or recipes.device_of(machine), version)
+    recipes.require_device(recipe, machine)
     if name is not None and not settings.is_engine_name(name):
         raise usage("bad_name", f"{name!r} cannot be an engine's name", "use letters, digits, . _ and -")
     configured = settings.engines()

@@ -71,6 +71,13 @@ def device_of(machine: Machine) -> str:
     return "cpu"
 
 
+def require_device(recipe: Recipe, machine: Machine) -> None:
+    """Raises LlmserveError (exit 3) for a build that cannot start on this machine: a GPU's, where none is."""
+    if recipe.device == "cuda" and device_of(machine) != "cuda":
+        message = f"{recipe.requirement} is built for NVIDIA GPUs, and none can be used here"
+        raise refused("needs_gpu", message, "leave --device out: what fits this machine is taken")
+
+
 def choose(kind: str, device: str, version: str | None = None) -> Recipe:
     """The recipe for an engine on a device, at a version (None: the default).
 

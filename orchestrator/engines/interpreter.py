@@ -27,6 +27,7 @@ TIME_LIMIT_S = 180.0
 """Importing an engine and its torch takes 15 to 30 s on two busy cores."""
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
+_POLL_S = 0.05
 _FAILURE_KEPT_S = 300.0
 _PYTHONS = ("bin/python", "bin/python3", "python", "python3")
 
@@ -149,7 +150,8 @@ class Unanswered(Exception):
 def ask(
     python: Path, script: Path, env: Mapping[str, str], *, limit_s: float | None = None
 ) -> dict[str, Any]:
-    """Run a script that prints one JSON object, bounded in time and size; its whole group is ended after it.
+    """Run a script that prints one JSON object in one line, bounded in time and size; its whole group is ended
+    after it. What else the interpreter prints, as some are set up to greet, is passed over.
 
     The script sees no PYTHON variable, as the engine that is started later will not. Raises Unanswered.
     """
@@ -164,9 +166,7 @@ def ask(
         except OSError as e:
             raise Unanswered(e.strerror or str(e)) from None
         try:
-            code = child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise Unanswered(f"it did not tell its flags within {limit_s:g} s") from None
+            code = _ended(child, (out.fileno(), err.fileno()), limit_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -178,13 +178,35 @@ def ask(
     if code != 0:
         last = (texts[1].strip() or texts[0].strip()).splitlines()[-1:] or ["it said nothing"]
         raise Unanswered(f"its Python ended with {code}: {last[0][:300]}")
-    try:
-        told = json.loads(texts[0])
-    except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise Unanswered("its answer cannot be read")
+    told = _last_object(texts[0])
+    if told is None:
+        first = texts[0].strip().partition("\n")[0]
+        said = f"it begins with {first[:100]!r}" if first else "it is empty"
+        raise Unanswered(f"its answer cannot be read: {said}")
     return told
+
+
+def _ended(child: subprocess.Popen[bytes], outputs: Sequence[int], limit_s: float) -> int:
+    """The exit status of a child. Raises Unanswered where it takes too long, or prints without an end."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return child.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            if any(os.fstat(fd).st_size > _OUTPUT_LIMIT_BYTES for fd in outputs):
+                limit = f"more than {_OUTPUT_LIMIT_BYTES >> 20} MiB"
+                raise Unanswered(f"it printed {limit} instead of its flags") from None
+            if time.monotonic() > deadline:
+                raise Unanswered(f"it did not tell its flags within {limit_s:g} s") from None
+
+
+def _last_object(text: str) -> dict[str, Any] | None:
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict):
+                return told
+    return None
 
 
 def _file(kind: str, key: Any) -> Path:

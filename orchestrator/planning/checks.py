@@ -84,7 +84,8 @@ def _address(s: Situation) -> Iterator[Finding]:
     if not _is_loopback(host):
         yield Finding(
             "public_bind",
-            f"--host {host} can be reached from outside, and nothing here would ask for a key",
+            f"--host {host} is no loopback address: it could be reached from outside, and nothing here would "
+            "ask for a key",
             "leave out --host; from another machine: ssh -L 8000:127.0.0.1:PORT THIS_HOST",
         )
     if port is not None and not 1 <= port <= 65535:

@@ -74,7 +74,7 @@ class Client:
         """Returns when the restart has begun."""
         return self._ask("POST", f"/v1/deployments/{name}/restart", within_s=_SPAWN_S + _ANSWER_S)
 
-    def shut_down(self, stop_all: bool) -> dict[str, Any]:
+    def shutdown(self, stop_all: bool) -> dict[str, Any]:
         return self._ask("POST", "/v1/daemon/stop", {"all": stop_all}, within_s=None, revive=False)
 
     def _ask(

@@ -36,7 +36,7 @@ def port_taken(port: int, holder: str | None) -> Failure:
     return Failure(
         "port_taken",
         f"port {port} is taken",
-        f"held by {holder or 'unknown'}",
+        f"held by {holder or 'nobody by now'}",
         "free it, then llmserve restart; or launch again with another --port",
         "once",
     )

@@ -18,6 +18,7 @@ from orchestrator.errors import refused, usage
 from orchestrator.supervisor import process
 
 LAST_PORT = 65535
+UNSEEN = "a process that cannot be seen from here"
 _LISTEN = "0A"
 
 
@@ -100,12 +101,12 @@ def choose(
 
 
 def holder(port: int) -> str | None:
-    """Who listens on the port: "name (pid N)", "unknown" where it cannot be seen, None where nobody does."""
+    """Who listens on the port: "name (pid N)", UNSEEN where it cannot be seen, None where nobody does."""
     found = [n for n in listeners() if n.port == port]
     if not found:
         return None
     pid = next((n.pid for n in found if n.pid is not None), None)
-    return "unknown" if pid is None else f"{process.name(pid)} (pid {pid})"
+    return UNSEEN if pid is None else f"{process.name(pid)} (pid {pid})"
 
 
 def _addresses(host: str) -> set[tuple[int, str]]:

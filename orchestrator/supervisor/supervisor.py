@@ -190,7 +190,7 @@ class Supervisor:
             if port in held:
                 raise _port_taken(port, f"deployment {held[port]!r}")
             if not ports.is_free(bound, port):
-                raise _port_taken(port, ports.holder(port) or "unknown")
+                raise _port_taken(port, ports.holder(port) or ports.UNSEEN)
 
     async def remove(self, name: str) -> None:
         """Delete the files of one that has ended. Raises LlmserveError: exit 5, or 3 while it runs."""

@@ -36,9 +36,17 @@ def test_a_kind_of_which_nothing_usable_is_here_is_listed_as_captured(env: dict[
     for kind, row in captured.items():
         assert row["state"] == "captured"
         assert row["version"] == registry.engine(kind).captured_versions()[-1]
-    shown = engines(env, "list").stdout
-    assert "captured" in shown
-    assert all(len(line) <= 80 for line in shown.splitlines())
+    told = engines(env | {"COLUMNS": "80"}, "list")
+    assert "captured" in told.stdout
+    assert all(len(line) <= 80 for line in told.stdout.splitlines())
+    newest = registry.engine("sglang").captured_versions()[-1]
+    assert f"to {newest}" in told.stderr, "what can be planned with is told for every kind"
+
+
+def test_in_a_pipe_a_flag_and_a_program_stand_whole(env: dict[str, str]) -> None:
+    flags = engines(env, "probe", "vllm").stdout
+    assert "--no-allow-deprecated-quantization" in flags
+    assert sys.prefix in engines(env, "list").stdout
 
 
 def test_a_probe_of_what_is_not_here_shows_the_flags_of_its_version(env: dict[str, str]) -> None:

@@ -102,3 +102,13 @@ def test_an_unknown_device_names_those_there_are() -> None:
 
 def test_an_unknown_kind_names_those_there_are() -> None:
     assert "vllm, sglang, llamacpp" in refusal("ollama", "cpu").remedy
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_gpus_build_is_refused_where_no_gpu_is_before_anything_is_fetched(kind: str) -> None:
+    recipe = recipes.choose(kind, "cuda")
+    with pytest.raises(LlmserveError) as e:
+        recipes.require_device(recipe, load("cpu16"))
+    assert (e.value.code, e.value.exit_code) == ("needs_gpu", Exit.REFUSED)
+    recipes.require_device(recipe, load("1xl4"))
+    recipes.require_device(recipes.choose("vllm", "cpu"), load("1xl4"))

@@ -189,3 +189,10 @@ def test_all_wrong_settings_are_told_at_once_in_json_too(run: Any) -> None:
     remedies = " ".join(v["remedy"] for v in violations)
     for text in ("write 16384", "llmserve levers", "for example --set threads=", "auto, on or off"):
         assert text in remedies, text
+
+
+def test_a_port_that_was_given_stands_in_the_command_to_copy() -> None:
+    argv = ("serve", "--port", "{port:http}", "--nccl-port", "{port:nccl}")
+    assert plan_view.command(argv, None, {"http": 2024, "nccl": None}).endswith(
+        "--port 2024 --nccl-port NCCL_PORT"
+    )

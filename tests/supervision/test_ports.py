@@ -125,7 +125,7 @@ def test_the_holder_is_named(stranger):
 def test_a_holder_that_cannot_be_seen_is_unknown(stranger, monkeypatch):
     _, port = stranger
     monkeypatch.setattr(ports, "_socket_inodes", lambda pid: set())
-    assert ports.holder(port) == "unknown"
+    assert ports.holder(port) == "a process that cannot be seen from here"
 
 
 def test_a_port_nobody_holds_has_no_holder():

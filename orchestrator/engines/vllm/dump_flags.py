@@ -43,7 +43,8 @@ def main() -> None:
         told = ask()
     except BaseException as e:
         told = {"error": str(e).strip() or type(e).__name__, "kind": type(e).__name__}
-    json.dump(told, out)
+    # a line of its own, whatever the interpreter's own start has printed
+    out.write(f"\n{json.dumps(told)}\n")
     out.flush()
     # threads and atexit hooks of what was imported are not waited for
     os._exit(0)
