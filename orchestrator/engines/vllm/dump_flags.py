@@ -77,6 +77,7 @@ def ask() -> dict[str, Any]:
         lambda: _registered("ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
     )
     told["reasoning_parsers"] = _soft(lambda: _registered("ReasoningParserManager", "vllm.reasoning"))
+    told["variables"] = _soft(lambda: sorted(importlib.import_module("vllm.envs").environment_variables))
     return told
 
 
