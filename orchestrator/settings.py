@@ -72,6 +72,9 @@ def config() -> Config:
         raise error("bad_config", document.path, found) from None
 
 
+ENGINE_NAME_RULE = "use letters, digits, . _ - and not the word auto"
+
+
 def is_engine_name(name: str) -> bool:
     """Whether an entry of `engines.yaml` can have this name."""
     return re.fullmatch(_NAME, name) is not None and name != "auto"
@@ -113,8 +116,7 @@ def _entries(document: strict_yaml.Document) -> tuple[dict[str, dict[str, Any]],
         wrong: list[Problem] = []
         if not is_engine_name(name):
             message = f"`{shown(name)}` cannot be an engine's name"
-            remedy = "use letters, digits, . _ - and not the word auto"
-            wrong.append(Problem((name,), "bad_key", message, remedy))
+            wrong.append(Problem((name,), "bad_key", message, ENGINE_NAME_RULE))
         if not isinstance(raw, dict):
             message = f"{shown(raw)} is not a mapping of keys to values"
             remedy = f"write {shown(name)}: {{kind: llamacpp|vllm|sglang, path: /…}}"

@@ -140,7 +140,7 @@ def install(
         typer.Option("--name", help="Its name in engines.yaml; package and version when left out."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="cuda or cpu; what this machine has when left out.")
+        str | None, typer.Option("--device", help="cuda, rocm or cpu; what this machine has when left out.")
     ] = None,
     json_output: Json = False,
 ) -> None:

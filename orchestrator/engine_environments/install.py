@@ -51,10 +51,10 @@ def install(
     A failure or an interrupt leaves neither folder nor entry; a log stays, and the message names it.
     """
     machine = measure()
-    recipe = recipes.choose(kind, device or recipes.device_of(machine), version)
+    recipe = recipes.choose(kind, recipes.device_of(machine) if device is None else device, version)
     recipes.require_device(recipe, machine)
     if name is not None and not settings.is_engine_name(name):
-        raise usage("bad_name", f"{name!r} cannot be an engine's name", "use letters, digits, . _ and -")
+        raise usage("bad_name", f"{name!r} cannot be an engine's name", settings.ENGINE_NAME_RULE)
     configured = settings.engines()
     with store.alone() as lock, _signals_interrupt():
         there = _same(recipe, name)
@@ -107,10 +107,9 @@ def log_file(name: str) -> Path:
 def _same(recipe: Recipe, name: str | None) -> Environment | None:
     """The environment that is what was asked for."""
     for e in store.environments().values():
-        if (e.kind, e.package, e.version) == (recipe.kind, recipe.package, recipe.version) and name in (
-            None,
-            e.name,
-        ):
+        # one of an earlier llmserve keeps the version as it was typed then
+        made = (e.kind, e.package, recipes.canonical(e.version, recipe.version))
+        if made == (recipe.kind, recipe.package, recipe.version) and name in (None, e.name):
             return e
     return None
 

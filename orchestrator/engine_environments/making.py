@@ -49,7 +49,7 @@ def program_folder(recipe: Recipe, folder: Path) -> Path:
 
 def packages_folder(folder: Path) -> Path:
     """The environment's site-packages."""
-    return Path(_ask(folder, _ASK_FOR_PACKAGES).strip())
+    return Path(_ask(folder, _ASK_FOR_PACKAGES))
 
 
 def _step(recipe: Recipe, runner: Runner, what: str, argv: list[str]) -> None:
@@ -118,7 +118,7 @@ def link_libraries(programs: Path) -> None:
 
 
 def _ask(folder: Path, code: str, *arguments: str) -> str:
-    """What a line of Python prints in the environment."""
+    """What a line of Python prints in the environment: the last line, as a package may greet at a start."""
     argv = [str(folder / "bin" / "python"), "-I", "-c", code, *arguments]
     try:
         done = subprocess.run(
@@ -134,4 +134,4 @@ def _ask(folder: Path, code: str, *arguments: str) -> str:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise refused("install_failed", f"the environment's Python does not work: {last[:300]}")
-    return done.stdout
+    return (done.stdout.splitlines() or [""])[-1]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from orchestrator.machine.machine import Machine
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*(\.?(a|b|rc|post|dev)[0-9]+)*")
+_RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
+_SUFFIX = re.compile(r"(a|b|rc|post|dev)([0-9]+)")
 DEVICES = ("cuda", "rocm", "cpu")
 _OWN = "name its path in engines.yaml"
 
@@ -94,9 +96,11 @@ def choose(kind: str, device: str, version: str | None = None) -> Recipe:
         entry, device = by_device["cpu"], "cpu"
     if entry is None:
         raise _nothing_for(kind, device)
-    recipe = _recipe(kind, device, version or str(entry["default"]), entry)
-    if not _VERSION.fullmatch(recipe.version):
-        raise usage("bad_version", f"{recipe.version!r} is no version", f"write it as {recipe.default}")
+    default = str(entry["default"])
+    asked = default if version is None else version
+    if not _VERSION.fullmatch(asked):
+        raise usage("bad_version", f"{asked!r} is no version", f"write it as {default}")
+    recipe = _recipe(kind, device, canonical(asked, default), entry)
     at = _numbers(recipe.version)
     if at < _numbers(recipe.known_from) or (recipe.below and at >= _numbers(recipe.below)):
         known = f"{recipe.known_from} on" + (f", below {recipe.below}" if recipe.below else "")
@@ -104,6 +108,17 @@ def choose(kind: str, device: str, version: str | None = None) -> Recipe:
         remedy = f"leave --version out for {recipe.default}; or install it yourself and {_OWN}"
         raise refused("unknown_version", message, remedy)
     return recipe
+
+
+def canonical(version: str, like: str) -> str:
+    """The one spelling of a version, by PEP 440, with as many numbers as `like` has: 0.32 is 0.32.0."""
+    numbers = _numbers(version)
+    numbers += (0,) * (len(_RELEASE.findall(like)[0].split(".")) - len(numbers))
+    suffixes = "".join(
+        f"{'.' if word in ('post', 'dev') else ''}{word}{int(number)}"
+        for word, number in _SUFFIX.findall(version)
+    )
+    return ".".join(map(str, numbers)) + suffixes
 
 
 def _nothing_for(kind: str, device: str) -> LlmserveError:
@@ -137,7 +152,7 @@ def _recipe(kind: str, device: str, version: str, entry: Mapping[str, Any]) -> R
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The release part, without trailing zeros: 0.10 is 0.10.0."""
-    found = re.match(r"[0-9.]*[0-9]", version)
+    found = _RELEASE.match(version)
     numbers = [int(n) for n in (found.group() if found else "0").split(".")]
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()

@@ -107,6 +107,20 @@ def broken(asked_by: str, path: Path | str, what: str) -> LlmserveError:
     )
 
 
+def unanswered(asked_by: str, python: Path, script: Path, what: str) -> LlmserveError:
+    """The refusal of an interpreter that does not tell what was asked, with the line that shows it."""
+    error = broken(asked_by, python, what)
+    shown = shlex.join([str(python), "-E", str(script)])
+    error.remedy = f"mend that environment: `{shown}` shows what it prints; or name another in engines.yaml"
+    return error
+
+
+def lacking(told: Mapping[str, Any], wanted: Sequence[str]) -> str:
+    """What is wrong with an answer that is not whole."""
+    missing = [key for key in wanted if key not in told]
+    return f"its answer lacks {', '.join(missing)}" if missing else "its answer holds what cannot be read"
+
+
 def fingerprint(python: Path, package: str, distributions: Sequence[str], script: Path) -> list[Any]:
     """What changes when another version of the engine, or a package beside it, is installed.
 
@@ -150,7 +164,7 @@ class Unanswered(Exception):
 def ask(
     python: Path, script: Path, env: Mapping[str, str], *, limit_s: float | None = None
 ) -> dict[str, Any]:
-    """Run a script that prints one JSON object in one line, bounded in time and size; its whole group is ended
+    """Run a script that prints one JSON object in a line, bounded in time and size; its whole group is ended
     after it. What else the interpreter prints, as some are set up to greet, is passed over.
 
     The script sees no PYTHON variable, as the engine that is started later will not. Raises Unanswered.

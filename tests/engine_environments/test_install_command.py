@@ -121,9 +121,16 @@ def test_an_engine_is_installed_found_left_and_removed(house: House) -> None:
 
     listed = json.loads(house("list", "--json").stdout)["engines"]
     assert listed[0]["name"] == NAME
-    again = house("install", "llamacpp", "--json")
-    assert again.returncode == 0
-    assert json.loads(again.stdout)["made"] is False
+    for spelled in ((), ("--version", VERSION), ("--version", "11434")):
+        again = house("install", "llamacpp", *spelled, "--json")
+        assert again.returncode == 0
+        assert json.loads(again.stdout)["made"] is False
+    # an earlier llmserve kept what was typed
+    record = house.engines / NAME / "environment.json"
+    whole = record.read_text()
+    record.write_text(whole.replace(f'"version": "{VERSION}"', '"version": "11434"'))
+    assert json.loads(house("install", "llamacpp", "--json").stdout)["made"] is False
+    record.write_text(whole)
     taken = house.refused("install", "llamacpp", "--version", "11000.0.0", "--name", NAME)
     assert taken["code"] == "engine_exists"
     # an entry that has gone is written again
@@ -140,6 +147,15 @@ def test_an_engine_is_installed_found_left_and_removed(house: House) -> None:
     assert json.loads(gone.stdout)["environment"] == str(house.engines / NAME)
     assert house.left() == []
     assert house.entries == "# mine\n"
+
+
+def test_an_empty_word_is_not_one_left_out(house: House) -> None:
+    for option in ("--version", "--name", "--device"):
+        assert house("install", "llamacpp", option, "").returncode == 2
+    said = house("install", "llamacpp", "--name", "auto")
+    assert said.returncode == 2
+    assert "not the word auto" in said.stderr
+    assert not house.engines.exists()
 
 
 def test_a_version_that_is_not_there_is_told_with_those_that_are(house: House) -> None:

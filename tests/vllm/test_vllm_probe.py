@@ -198,7 +198,7 @@ def test_a_path_that_is_wrong_says_what_is_wrong(tmp_path: Path) -> None:
 
 BROKEN: list[tuple[dict[str, Any], str, str]] = [
     ({"error": "No module named 'vllm'", "kind": "ModuleNotFoundError"}, "no vllm is installed there",
-     "pip install vllm"),
+     "llmserve engines install vllm"),
     ({"error": "operator torchvision::nms does not exist", "kind": "RuntimeError"}, "torchvision::nms",
      "pip uninstall -y torchvision"),
     ({"error": "libcudart.so.12: cannot open", "kind": "ImportError"}, "ImportError: libcudart.so.12",
@@ -209,6 +209,8 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
      "vllm-0.32.0+cpu.dist-info/METADATA"),
     (ANSWER | {"version": "0.9.2"}, "it is vLLM 0.9.2", "engines.yaml"),
     (ANSWER | {"flags": []}, "lists no --max-num-seqs", "engines.yaml"),
+    ({"version": "0.32.0"}, "lacks device, distribution, dependencies, metadata, flags", "bin/python -E /"),
+    (ANSWER | {"flags": 7}, "holds what cannot be read", "bin/python -E /"),
 ]  # fmt: skip
 
 
@@ -225,13 +227,21 @@ def test_one_that_cannot_be_used_says_why_and_what_mends_it(
     ("body", "said"),
     [
         ("echo 'Illegal instruction' >&2; exit 132", "ended with 132: Illegal instruction"),
-        ("exec echo not json", "its answer cannot be read"),
+        ("exec echo not json", "its answer cannot be read: it begins with 'not json'"),
+        ("exit 0", "its answer cannot be read: it is empty"),
         ("kill -KILL $$", "ended with -9"),
-        ("exec head -c 9000000 /dev/zero", "its answer cannot be read"),
+        ("exec cat /dev/zero", "it printed more than 8 MiB"),
     ],
 )
 def test_one_that_gives_no_answer_is_refused(tmp_path: Path, body: str, said: str) -> None:
     assert said in refusal(str(environment(tmp_path / "v", body=body))).message
+
+
+def test_what_an_interpreter_prints_beside_its_answer_is_passed_over(tmp_path: Path) -> None:
+    folder = environment(tmp_path / "v", body='echo \'Welcome {"to": 1}\'; echo \'{"level": "info"}\'')
+    with (folder / "bin" / "python").open("a") as f:
+        f.write("echo; echo Goodbye\n")
+    assert found(folder).version == "0.32.0"
 
 
 def test_one_that_never_answers_is_given_up_and_ended(
@@ -318,7 +328,9 @@ def test_the_question_itself_reads_a_parser_and_keeps_stdout_clean(tmp_path: Pat
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     start = tmp_path / "start.py"
+    # as a sitecustomize does that leaves its line open
     start.write_text(
+        "print('hello', end='', flush=True)\n"
         f"import runpy, sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         f"runpy.run_path({str(probe.SCRIPT)!r}, run_name='__main__')\n"
     )

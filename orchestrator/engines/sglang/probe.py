@@ -95,14 +95,17 @@ def probe(
         try:
             told = interpreter.ask(python, SCRIPT, {**kept, **QUIET, **added})
         except interpreter.Unanswered as e:
-            raise interpreter.broken(asked_by, python, str(e)) from None
+            raise interpreter.unanswered(asked_by, python, SCRIPT, str(e)) from None
+        if not _is_whole(told):
+            what = interpreter.lacking(told, _ANSWERED)
+            raise interpreter.unanswered(asked_by, python, SCRIPT, what)
         # what the imports wrote (bytecode) is part of the key
         interpreter.remember(KIND, _key(python, added), told)
     if "error" in told:
         raise _failed(python, asked_by, str(told.get("kind")), str(told["error"]))
-    if not _is_whole(told):
-        raise interpreter.broken(asked_by, python, "its answer cannot be read")
     listed = flags(told["flags"])
+    if not any("--model-path" in f.spellings for f in listed):
+        raise interpreter.broken(asked_by, python, "its parser lists no --model-path, so it is no SGLang")
     version = str(told["version"])
     shown = extras(told | {"flags": listed, "deprecated": deprecated(told["flags"])}, version)
     return Installation(
@@ -125,18 +128,20 @@ def _key(python: Path, own_env: Mapping[str, str]) -> list[Any]:
     return [_FORMAT, files, own_env, [os.path.exists(p) for p in _DEVICE_FILES]]
 
 
+_ANSWERED = ("version", "device", "distribution", "dependencies", "spec_methods", "flags")
+
+
 def _is_whole(told: Mapping[str, Any]) -> bool:
     """Whether it is an answer: a reason, or a table with all that is read of it."""
     if "error" in told:
         return True
     try:
-        listed = flags(told["flags"])
+        flags(told["flags"])
         dict(told["dependencies"])
         list(told["spec_methods"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
-    complete = all(isinstance(told.get(k), str) for k in ("version", "device", "distribution"))
-    return complete and any("--model-path" in f.spellings for f in listed)
+    return all(isinstance(told.get(k), str) for k in ("version", "device", "distribution"))
 
 
 def _failed(python: Path, asked_by: str, kind: str, said: str) -> LlmserveError:
@@ -144,7 +149,10 @@ def _failed(python: Path, asked_by: str, kind: str, said: str) -> LlmserveError:
     line = " ".join(said.split())[:300]
     if kind == "ModuleNotFoundError" and line in ("No module named 'sglang'", "No module named 'torch'"):
         error = interpreter.broken(asked_by, python, "no SGLang is installed there")
-        error.remedy = f"install it: {python} -m pip install 'sglang>=0.5,<0.6'"
+        error.remedy = (
+            "llmserve engines install sglang, which needs an NVIDIA GPU; without one: "
+            "llmserve engines install vllm"
+        )
         return error
     error = interpreter.broken(asked_by, python, f"SGLang cannot be imported: {kind}: {line}")
     check = f"{python} -c 'import sglang.srt.server_args'"

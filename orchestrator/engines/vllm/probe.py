@@ -76,7 +76,7 @@ def _survey(
         remedy = f"correct `path` of {name} in {folders.config_dir() / 'engines.yaml'}, or remove the entry"
         look(name, entry.get("path"), f"engine {name!r} in engines.yaml", remedy, entry.get("env") or {})
     if sys.executable not in seen and _is_beside_us():
-        remedy = f"mend it: {sys.executable} -m pip install --force-reinstall vllm"
+        remedy = "mend it; or llmserve engines install vllm, which takes what fits this machine"
         look(_free(PROGRAM, found), sys.executable, "our own environment", remedy, {})
     on_path = shutil.which(PROGRAM, path=env.get("PATH"))
     if on_path is not None and not _is_seen(on_path, seen):
@@ -111,7 +111,10 @@ def probe(
         try:
             told = interpreter.ask(python, SCRIPT, {**kept, **QUIET, **added})
         except interpreter.Unanswered as e:
-            raise interpreter.broken(asked_by, python, str(e)) from None
+            raise interpreter.unanswered(asked_by, python, SCRIPT, str(e)) from None
+        if not _is_whole(told):
+            what = interpreter.lacking(told, _ANSWERED)
+            raise interpreter.unanswered(asked_by, python, SCRIPT, what)
         interpreter.remember(KIND, key, told)
     trouble = _trouble(told, python)
     if trouble is not None:
@@ -142,12 +145,15 @@ def _is_own(error: LlmserveError) -> bool:
     return bool(error.remedy) and error.remedy != _OWN_REMEDY
 
 
+_ANSWERED = ("version", "device", "distribution", "dependencies", "metadata", "flags")
+
+
 def _is_whole(told: Mapping[str, Any]) -> bool:
     if "error" in told:
         return True
     try:
         captured.flags_of(told["flags"])
-        return all(k in told for k in ("version", "device", "distribution", "dependencies", "metadata"))
+        return all(k in told for k in _ANSWERED)
     except (KeyError, TypeError, AttributeError):
         return False
 
@@ -156,7 +162,10 @@ def _trouble(told: Mapping[str, Any], python: Path) -> tuple[str, str] | None:
     """What is wrong with an installation by its own answer, and what mends it ("" where nothing is known)."""
     error = str(told.get("error", ""))
     if told.get("kind") == "ModuleNotFoundError" and "'vllm'" in error:
-        return "no vllm is installed there", f"install it: {python} -m pip install vllm"
+        return (
+            "no vllm is installed there",
+            "llmserve engines install vllm, which takes what fits this machine",
+        )
     if "torchvision" in error:
         return (
             f"importing it fails: {_line(error)}",
