@@ -26,12 +26,14 @@ _SPANNING = frozenset(
     }
 )  # fmt: skip
 """All-to-all backends that spread the experts over all ranks (0.5.23, arg_groups/overrides.py:1578)."""
+_UNLISTED_SPECULATIONS = frozenset({"NONE", "FROZEN_KV_MTP"})
+"""Algorithms that SGLang takes beside those its help names (0.5.23, speculative/spec_info.py:31)."""
 DEFAULTS: Mapping[str, Any] = {
     "--tp-size": 1, "--pp-size": 1, "--dp-size": 1, "--attn-dp-size": 1, "--ep-size": 1, "--nnodes": 1,
     "--page-size": 1, "--moe-a2a-backend": "none", "--schedule-policy": "fcfs",
     "--disaggregation-mode": "null", "--disaggregation-transfer-backend": "mooncake",
     "--speculative-ngram-max-bfs-breadth": 10, "--port": 30000, "--tokenizer-worker-num": 1,
-    "--max-loras-per-batch": 8, "--load-balance-method": "auto",
+    "--max-loras-per-batch": 8, "--load-balance-method": "auto", "--speculative-ngram-external-sam-budget": 0,
 }  # fmt: skip
 
 
@@ -143,6 +145,25 @@ class Args:
         """The algorithm in capitals, NEXTN by its other name EAGLE; "" where there is none."""
         name = str(self.get("--speculative-algorithm") or "").upper()
         return "EAGLE" if name == "NEXTN" else name
+
+    @cached_property
+    def speculations(self) -> frozenset[str]:
+        """The algorithms that this SGLang names; empty where it does not say."""
+        return frozenset(self.installation.extras.get("spec_methods") or ())
+
+    @property
+    def speculation_unknown(self) -> bool:
+        """A plugin may bring others: SGLANG_PLUGINS names it."""
+        known = self.speculations
+        named = self.speculation in known | _UNLISTED_SPECULATIONS or "SGLANG_PLUGINS" in self.env
+        return bool(self.speculation and known and not named)
+
+    @property
+    def rejection_sampling(self) -> bool:
+        """Block verification of the EAGLE family brings it along (0.5.23, speculative_hook.py:184)."""
+        eagle = self.speculation in ("EAGLE", "EAGLE3")
+        both = self.on("--speculative-use-block-verification") and eagle
+        return both or (bool(self.speculation) and self.on("--speculative-use-rejection-sampling"))
 
     @cached_property
     def topk(self) -> Any:
