@@ -9,10 +9,10 @@ from typing import Any
 from orchestrator.engines.base import Rendered, RenderRequest
 from orchestrator.levers import LEVERS
 from orchestrator.plan import Decision, EngineRef, Plan, Violation
-from orchestrator.planning import checks, summary
+from orchestrator.planning import checks, environment, summary
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import checks as own_checks
-from orchestrator.planning.paged import choose, dtype, levers, notices, predictions
+from orchestrator.planning.paged import choose, dtype, levers, notices, predictions, running
 from orchestrator.planning.paged.left_out import IN_EFFECT, LEFT_OUT, WORDLESS
 from orchestrator.planning.paged.remedies import Trial, settled
 from orchestrator.planning.paged.situation import Situation
@@ -35,7 +35,11 @@ def make_plan(inputs: PlanInputs) -> Plan:
         violations = settled(s, draft.findings, draft.shortage, draft.engines, draft.sizing, trial)
         told = notices.notices(s, draft.plan, draft.chosen)
         return replace(draft.plan, warnings=told, violations=tuple(dict.fromkeys(violations)))
-    plan = replace(draft.plan, warnings=notices.notices(s, draft.plan, draft.chosen))
+
+    def passes(change: Mapping[str, Any], chosen: choose.Chosen) -> bool:
+        return not _draft(s.changed(change), chosen).refused
+
+    plan = replace(draft.plan, warnings=notices.notices(s, draft.plan, draft.chosen, passes))
     steps: dict[str, Any] = {}
     for causes, change in smaller(s, draft.sizing, draft.plan.levers):
         after = s.changed(change)
@@ -115,6 +119,10 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None, *, below: bool = F
             "model_choice": summary.choice(inputs.model_choice),
             "engine_choice": summary.choice(inputs.engine_choice),
             "left_out": {n: why for n, why in LEFT_OUT.items() if n not in decided},
+            "environment": environment.explained(
+                inputs, rendered.processes, {n: s.needs.why[n] for n in s.needs.env}
+            ),
+            "published_left_out": _published_left_out(s, rendered),
             "devices": [g.uuid for g in z.layout.devices],
             "words": choose.words(z.layout),
             "speed_at_requests": min(s.profile.workload.concurrency, z.max_num_seqs * z.copies),
@@ -130,6 +138,12 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None, *, below: bool = F
         shortage=own_checks.memory(s, z),
         engines=_engines(s, plan, rendered),
     )
+
+
+def _published_left_out(s: Situation, rendered: Rendered) -> dict[str, str]:
+    """What the model's published launch has and this plan has not, each with why."""
+    there = {word for p in rendered.processes for word in (*p.argv, *p.env)}
+    return {word: why for word, why in s.needs.left_out.items() if word not in there}
 
 
 def _supervision(s: Situation) -> dict[str, Any]:
@@ -164,19 +178,19 @@ def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     d["speculative"] = chosen.speculative
     d["quantization"] = levers.quantization(s)
     d["dtype"] = dtype.decide(s)
-    d["cuda_graph"] = levers.graphs(s, z)
-    d["async_scheduling"] = levers.async_scheduling(s, chosen.speculative.value, z)
-    d["scheduling_policy"] = levers.scheduling(s)
-    d["max_queued_requests"] = levers.queue(s, z)
-    d["stream_interval"] = levers.stream_interval(s)
-    d["trust_remote_code"] = levers.trust_remote_code(s)
+    d["cuda_graph"] = running.graphs(s, z)
+    d["async_scheduling"] = running.async_scheduling(s, chosen.speculative.value, z)
+    d["scheduling_policy"] = running.scheduling(s)
+    d["max_queued_requests"] = running.queue(s, z)
+    d["stream_interval"] = running.stream_interval(s)
+    d["trust_remote_code"] = running.trust_remote_code(s)
     optional = {
-        "performance_mode": levers.performance_mode(s, z),
-        "shutdown_timeout_s": levers.shutdown(s),
-        "distributed_executor_backend": levers.executor(s, z),
-        "threads": levers.threads(s),
-        "tool_call_parser": levers.parser(s, "tool_call_parser"),
-        "reasoning_parser": levers.parser(s, "reasoning_parser"),
+        "performance_mode": running.performance_mode(s, z),
+        "shutdown_timeout_s": running.shutdown(s),
+        "distributed_executor_backend": running.executor(s, z),
+        "threads": running.threads(s),
+        "tool_call_parser": running.parser(s, "tool_call_parser"),
+        "reasoning_parser": running.parser(s, "reasoning_parser"),
     } | levers.pool(s, z)
     d |= {name: x for name, x in optional.items() if x is not None}
     # what somebody wrote is never dropped, whether this engine has a word for it or not
