@@ -1,7 +1,8 @@
 """What SGLang would refuse at its start, or do differently without a word, found in a Plan.
 
-`refused.yaml` and `adjusted.yaml` hold the rules that are conditions, `sizes.py` those that calculate. All of
-them look at the command line itself, so they hold for levers and for raw engine_args alike.
+`refused.yaml` and `adjusted.yaml` hold the rules that are conditions, `sizes.py` those that calculate,
+`values.py` what stands inside a value. All of them look at the command line itself, so they hold for
+levers and for raw engine_args alike.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.engines.base import Installation
-from orchestrator.engines.sglang.checks import host, sizes, table
+from orchestrator.engines.sglang.checks import host, sizes, table, values
 from orchestrator.engines.sglang.checks.args import Args, read
 from orchestrator.plan import Plan, Violation
 
@@ -48,6 +49,7 @@ def refused(args: Args) -> Iterator[Violation]:
         sizes.quantization,
         host.memory,
         host.files,
+        values.inside,
     ):
         yield from part(args)
     for rule in table.met("refused", args):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +16,8 @@ from orchestrator.plan import Plan, ProcessPlan
 _PORT = re.compile(r"\{port:(\w+)\}")
 _SUFFIXES = {
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
-    "": 1,
 }  # fmt: skip
-_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)(|[kMGT]|[KMGT]i)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)")
 _FIRST_STAND_IN_PORT = 60_000
 _SPANNING = frozenset(
     {
@@ -64,7 +64,7 @@ class Args:
         """`get`, where it is a number, or one with SGLang's suffixes (`8k`); None where it is none."""
         value = self.get(flag)
         if isinstance(value, str):
-            value = _size(value)
+            value = size(value)
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def on(self, flag: str) -> bool:
@@ -308,12 +308,17 @@ def read(plan: Plan, process: ProcessPlan, installation: Installation) -> Args |
     )
 
 
-def _size(text: str) -> int | None:
+def size(text: str) -> int | None:
     """Whole tokens as human_readable_int reads them (0.5.23, utils/common.py); None where it would not."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or ("." in match[1] and match[2] not in ("k", "M", "G", "T")):
+    if match is None:
+        try:
+            return int(text)
+        except ValueError:
+            return None
+    if "." in match[1] and match[2].endswith("i"):
         return None
-    return int(float(match[1]) * _SUFFIXES[match[2]])
+    return int(Decimal(match[1]) * _SUFFIXES[match[2]])
 
 
 def version_of(text: str) -> tuple[int, ...]:

@@ -57,6 +57,8 @@ class Condition:
         if how is None:
             return bool(actual) == self.wanted
         if how in _ORDER:
+            if self.fact is None:
+                actual = args.number(self.what)
             number = isinstance(actual, (int, float)) and not isinstance(actual, bool)
             return (number and _ORDER[how](actual, self.operand)) == self.wanted
         among = (
