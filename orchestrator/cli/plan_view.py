@@ -80,6 +80,7 @@ def explain(con: Console, plan: Plan) -> None:
         con.print("\n[bold]left out[/]")
         for name, why in left_out.items():
             con.print(f"  [dim]{name}: {_plain(why)}[/]")
+    _environment(con, plan)
     if plan.not_expressible:
         con.print(f"\n[bold]not expressible on {plan.engine.name}[/]: {', '.join(plan.not_expressible)}")
     con.print()
@@ -87,6 +88,21 @@ def explain(con: Console, plan: Plan) -> None:
     if plan.steps_down:
         con.print(f"[dim]should memory run out all the same:[/] {_plain(_lower(plan))}")
     _command(con, plan)
+
+
+def _environment(con: Console, plan: Plan) -> None:
+    """The engine's variables, and what the model's published launch has and the plan has not."""
+    there: Mapping[str, Mapping[str, str]] = plan.layout.get("environment", {})
+    if there:
+        con.print("\n[bold]environment[/]")
+    for name, said in there.items():
+        con.print(f"[bold cyan]{_plain(name)}[/] = [bold]{_plain(said['value'])}[/]")
+        con.print(f"  {_plain(said['reason'])}")
+    published: Mapping[str, str] = plan.layout.get("published_left_out", {})
+    if published:
+        con.print("\n[bold]published with the model and left out[/]")
+        for what, why in published.items():
+            con.print(f"  [dim]{_plain(what)}: {_plain(why)}[/]")
 
 
 def value(v: Any, lever: str = "") -> str:

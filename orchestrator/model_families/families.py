@@ -19,9 +19,12 @@ from typing import Any
 
 from orchestrator.machine.machine import Gpu
 from orchestrator.model_card.card import ModelCard
-from orchestrator.model_families import arguments
+from orchestrator.model_families import arguments, variables
 from orchestrator.model_families.arguments import Arguments
 from orchestrator.model_families.versions import at_least, highest, parsed
+
+NO_CODE = "this checkpoint is loaded without code of its own, so there is nothing to consent to"
+"""Why consent that a recipe gives by habit is left out."""
 
 _HERE = Path(__file__).parent
 _OVERRIDES: Mapping[str, tuple[str, ...]] = {
@@ -55,8 +58,7 @@ class Requirements:
     `max_model_len` is the longest context that was published, a ceiling and no aim.
 
     `flags` is argv for what no lever says; `why` has a sentence for each lever, flag or variable. `left_out`
-    are published arguments that a plan does not take over (`arguments.LEFT_OUT` has the reasons), or that the
-    version has not.
+    are published flags and variables that a plan does not take over, each with the reason.
     """
 
     levers: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Requirements:
     trust_remote_code: bool = False
     max_model_len: int | None = None
     why: Mapping[str, str] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,15 @@ class Verified:
 class Family:
     """A family as one checkpoint meets it: the family's `row`, the model's `recipe`; either may be empty.
 
-    `remote_code`: the checkpoint holds code that transformers would run.
+    `since` is the row's lowest version by engine, for the checkpoint's name; `remote_code`: the checkpoint
+    holds code that transformers would run.
     """
 
     name: str
     row: Mapping[str, Any]
     recipe: Mapping[str, Any]
     variant: Mapping[str, Any]
+    since: Mapping[str, str] = field(default_factory=dict)
     remote_code: bool = False
 
     @property
@@ -119,7 +123,7 @@ class Family:
     def min_version(self, kind: str) -> str | None:
         """The lowest version of an engine that is known to run it ("nightly": newer than the releases of
         August 2026), None where nothing is published. An older one may do: that is for a warning."""
-        known = [self.row["since"][kind]] if kind in self.row.get("since", {}) else []
+        known = [self.since[kind]] if kind in self.since else []
         if kind == "vllm" and self.recipe:
             known.append(self.recipe["since"])
         return highest(known)
@@ -132,7 +136,6 @@ class Family:
         `layout` is a recipe's name of one ("single_node_tep"), `tools` adds what tool calls need beside the
         parser. What is published is vLLM's: another engine has only the consent to remote code.
         """
-        # most recipes ask for consent by habit; without code in the checkpoint there is nothing to run
         trust = self.remote_code and "--trust-remote-code" in self.recipe.get("args", ())
         if kind != "vllm" or not self.recipe:
             return Requirements(trust_remote_code=trust)
@@ -149,12 +152,17 @@ class Family:
         env: dict[str, str] = {}
         for part, when in parts:
             read = arguments.read(part.get("args", ()))
-            variables = part.get("env", {})
+            set_ = part.get("env", {})
             reason = f"published for {self.recipe['model']} {when}"
-            why |= dict.fromkeys((*read.levers, *read.suggested, *_names(read.flags), *variables), reason)
-            every, env = arguments.merged(every, read), {**env, **variables}
+            why |= dict.fromkeys((*read.levers, *read.suggested, *_names(read.flags), *set_), reason)
+            every, env = arguments.merged(every, read), {**env, **set_}
         absent = [f for f, since in arguments.FLAG_SINCE.items() if not at_least(version, since)]
         every = arguments.without(every, absent)
+        env, left_out = variables.fitting(env, self.variant.get("precision"))
+        for flag in every.left_out:
+            left_out[flag] = arguments.LEFT_OUT.get(flag, f"{kind} {version} has no such flag")
+        if every.levers.get("trust_remote_code") and not self.remote_code:
+            left_out["--trust-remote-code"] = NO_CODE
         levers = {k: v for k, v in every.levers.items() if k not in _NOT_NEEDS}
         return Requirements(
             levers=levers,
@@ -164,7 +172,7 @@ class Family:
             max_model_len=every.levers.get("max_model_len"),
             trust_remote_code=self.remote_code and bool(every.levers.get("trust_remote_code")),
             why={k: v for k, v in why.items() if k not in _PARSERS},
-            left_out=every.left_out,
+            left_out=left_out,
         )
 
     def drafts(self, kind: str, version: str) -> tuple[Draft, ...]:
@@ -228,7 +236,7 @@ def family(card: ModelCard) -> Family | None:
     if row is None and not recipe:
         return None
     name = row["family"] if row else _base(recipe["model"])
-    return Family(name, row or {}, recipe, variant, card.needs_remote_code)
+    return Family(name, row or {}, recipe, variant, _since(row or {}, names), card.needs_remote_code)
 
 
 def gpu_generation(gpu: Gpu | None) -> str:
@@ -257,6 +265,15 @@ def _fits(row: Mapping[str, Any], card: ModelCard, names: Sequence[str]) -> bool
     if barred and any(re.search(barred, n) for n in names):
         return False
     return wanted is None or any(re.search(wanted, n) for n in names)
+
+
+def _since(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """A row's lowest versions: one for all of it, or the first whose pattern is in the name."""
+    out = {}
+    for kind, told in row.get("since", {}).items():
+        pairs = [("", told)] if isinstance(told, str) else told
+        out[kind] = next(v for pattern, v in pairs if any(re.search(pattern, n) for n in (*names, "")))
+    return out
 
 
 def _recipe_of(names: Sequence[str]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -264,10 +264,10 @@ def _compared(plan: Plan, e: Expectation) -> Iterator[Compared]:
             yield lever, name, decided, _lever(plan, lever, name)
     argv = [a for p in plan.processes for a in p.argv]
     for flag, value in _pairs(e.flags):
-        yield flag, value, None, None if _has(argv, flag, value) else _text(plan, flag)
+        yield flag, value, None, None if _has(argv, flag, value) else _left_out(plan, flag)
     env = {k: v for p in plan.processes for k, v in p.env.items()}
     for name, value in e.env.items():
-        yield name, value, env.get(name), None if env.get(name) == value else _text(plan, name)
+        yield name, value, env.get(name), None if env.get(name) == value else _left_out(plan, name)
     if plan.violations:
         wrongly = [v.code for v in plan.violations if not _holds(v, plan, e)]
         codes = ", ".join(v.code for v in plan.violations)
@@ -335,7 +335,13 @@ def _lever(plan: Plan, lever: str, expected: Any) -> str | None:
     missing = decision.reason if value is None else ""
     # a family's note names the parser that a recipe brings along as a file
     named = _text(plan, str(expected)) if lever.endswith("_parser") else ""
-    return refused or whole or missing or named or _text(plan, lever)
+    flag = f"--{lever.replace('_', '-')} {expected}"
+    return refused or whole or missing or named or _left_out(plan, flag) or _text(plan, lever)
+
+
+def _left_out(plan: Plan, word: str) -> str:
+    """Why the plan leaves out something published, "" where it does not say so."""
+    return str(plan.layout.get("published_left_out", {}).get(word, ""))
 
 
 def _text(plan: Plan, word: str) -> str:

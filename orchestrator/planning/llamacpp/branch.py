@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.engines.base import Rendered, RenderRequest
 from orchestrator.levers import LEVERS
 from orchestrator.plan import Decision, EngineRef, Plan, Prediction, Rejected, Violation
-from orchestrator.planning import checks, summary
+from orchestrator.planning import checks, environment, summary
 from orchestrator.planning.llamacpp import checks as own_checks
 from orchestrator.planning.llamacpp import fit, left_out, limits, memory, notices, remedies
 from orchestrator.planning.llamacpp import levers as tree
@@ -228,6 +228,7 @@ def _plan(s: Situation, wish: Decisions, sizing: Sizing, ceiling: Decisions | No
             "model_choice": summary.choice(inputs.model_choice),
             "engine_choice": summary.choice(inputs.engine_choice),
             "left_out": {n: why for n, why in left_out.LEFT_OUT.items() if n not in levers},
+            "environment": environment.explained(inputs, rendered.processes, {}),
         },
         not_expressible=tuple(sorted(wordless)),
         warnings=notices.notices(s, levers, placed, wordless),

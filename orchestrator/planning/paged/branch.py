@@ -122,7 +122,7 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None, *, below: bool = F
             "environment": environment.explained(
                 inputs, rendered.processes, {n: s.needs.why[n] for n in s.needs.env}
             ),
-            "published_left_out": _published_left_out(s, rendered),
+            "published_left_out": environment.left_out(rendered.processes, s.needs.left_out),
             "devices": [g.uuid for g in z.layout.devices],
             "words": choose.words(z.layout),
             "speed_at_requests": min(s.profile.workload.concurrency, z.max_num_seqs * z.copies),
@@ -138,12 +138,6 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None, *, below: bool = F
         shortage=own_checks.memory(s, z),
         engines=_engines(s, plan, rendered),
     )
-
-
-def _published_left_out(s: Situation, rendered: Rendered) -> dict[str, str]:
-    """What the model's published launch has and this plan has not, each with why."""
-    there = {word for p in rendered.processes for word in (*p.argv, *p.env)}
-    return {word: why for word, why in s.needs.left_out.items() if word not in there}
 
 
 def _supervision(s: Situation) -> dict[str, Any]:

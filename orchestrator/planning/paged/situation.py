@@ -129,20 +129,21 @@ class Situation(Common):
         return self._listed(told)
 
     def _listed(self, told: Requirements) -> Requirements:
-        """Without the flags, and values of flags, that this installation does not have: they were published
-        for newer ones."""
-        from orchestrator.model_families.arguments import Arguments, without
+        """Without the flags, values of flags, and variables that this installation does not have: they were
+        published for other versions."""
+        from orchestrator.model_families import arguments, variables
 
+        this = f"{self.kind} {self.version_text}"
+        has = self.inputs.installation.extras
+        unsure = has.get("variables_unsure", ())
+        env, left = variables.known(told.env, self.version_text, has.get("variables"), unsure)
         unknown = [name for name, flag in _CHOICES.items() if not self._offers(flag, told.levers.get(name))]
-        if unknown:
-            levers = {name: value for name, value in told.levers.items() if name not in unknown}
-            left = tuple(f"{_CHOICES[name]} {told.levers[name]}" for name in unknown)
-            told = replace(told, levers=levers, left_out=(*told.left_out, *left))
+        left |= {f"{_CHOICES[n]} {told.levers[n]}": f"{this} does not take this value" for n in unknown}
+        levers = {name: value for name, value in told.levers.items() if name not in unknown}
         absent = [f for f in told.flags if f.startswith("--") and f not in self.has_flag]
-        if not absent:
-            return told
-        kept = without(Arguments(flags=told.flags), absent)
-        return replace(told, flags=kept.flags, left_out=(*told.left_out, *kept.left_out))
+        left |= dict.fromkeys(absent, f"{this} has no such flag")
+        kept = arguments.without(arguments.Arguments(flags=told.flags), absent)
+        return replace(told, levers=levers, flags=kept.flags, env=env, left_out={**told.left_out, **left})
 
     def _offers(self, flag: str, value: Any) -> bool:
         """Whether the installation takes a value; True where nothing is asked, or it lists no choices."""
