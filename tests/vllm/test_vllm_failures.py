@@ -66,6 +66,11 @@ def test_the_end_of_an_engine_core_is_a_crash_although_vllm_leaves_with_0() -> N
     assert (failure.failure_class, failure.retry) == ("crash", "backoff")
 
 
+def test_an_announced_traceback_says_more_than_its_announcement() -> None:
+    log = f"{UP}{CORE}EngineCore encountered a fatal error.\n{CORE}AssertionError: odd\n"
+    assert "AssertionError: odd" in classify(log + DEAD, Exit(code=0)).message
+
+
 def test_a_killed_worker_is_named() -> None:
     log = (
         f"{UP}(EngineCore pid=9) ERROR [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\n"

@@ -65,7 +65,7 @@ def classify(log: str, exit: Exit) -> Failure:
     if asked is not None:
         text = text[: asked.start()]
     text = _QUOTED.sub("", text)
-    for group in ("causes", "generic"):
+    for group in ("causes", "generic", "summaries"):
         hit = earliest(known.groups[group], text)
         if hit is not None:
             return failure(hit.signature, _words(hit, log), hit.line, ready is not None)
