@@ -2,7 +2,7 @@ import pytest
 from sglang_lines import VALUES, rendered, words
 
 from orchestrator.engines.sglang.captured import captured, versions
-from orchestrator.engines.sglang.owned import OWNED, owner
+from orchestrator.engines.sglang.owned import OWNED, SECRETS, owner
 from orchestrator.plan import Violation
 
 NEWEST = captured("0.5.23")
@@ -109,6 +109,41 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert codes("--tp", "2", "--nonsense", "3", "--pp", "2", "--watchdog-timeout") == [
         "engine_args_owned", "unknown_flag", "ambiguous_flag", "missing_value",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--ssl-keyfile-password", "hunter2"), ("--ssl-keyfile-password=hunter2",),
+        ("--ssl-keyfile-p=hunter2",), ("--ssl-keyfile-pass", "hunter2"),
+        ("--watermark-config", '{"key": "hunter2"}'), ("--watermark-c", ' {"key_b":"hunter2"}'),
+        ("--hicache-storage-backend-extra-config", '{"secret_key": "hunter2"}'),
+        ("--hicache-storage-backend-ex=" + '{"access_key": "hunter2"}',),
+        ("--api-key", "hunter2"), ("--api-k=hunter2",), ("--admin-api-key=hunter2",), ("--admin", "hunter2"),
+    ],
+)  # fmt: skip
+def test_a_secret_is_refused_in_every_spelling_and_not_repeated(args: tuple[str, ...]) -> None:
+    (refusal,) = refusals(*args)
+    assert refusal.code in ("engine_args_secret", "engine_args_owned")
+    assert refusal.remedy
+    assert "hunter2" not in refusal.message + refusal.remedy
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--watermark-config", "/etc/watermark.json"), ("--watermark-config", '{"max_probability": 0.5}'),
+        ("--hicache-storage-backend-extra-config", "@/etc/store.json"),
+        ("--hicache-storage-backend-extra-config", '{"bucket": "kv"}'), ("--ssl-ca-certs", "/etc/ca.pem"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_may_hold_a_secret_passes_where_it_holds_none(args: tuple[str, ...]) -> None:
+    assert refusals(*args) == ()
+
+
+def test_every_flag_that_may_hold_a_secret_is_one_that_some_version_lists() -> None:
+    listed = {s for v in versions() for f in captured(v).flags for s in f.spellings}
+    assert set(SECRETS) <= listed
 
 
 def test_variables_that_the_plan_sets_are_refused() -> None:

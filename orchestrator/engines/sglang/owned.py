@@ -88,6 +88,17 @@ OWNED: dict[str, str] = {
 }
 """Owned flag (SGLang's first spelling) to how it is set instead; "" where llmserve needs it as it is."""
 
+SECRETS: dict[str, tuple[tuple[str, ...], str]] = {
+    "--ssl-keyfile-password": ((), "a key file without a password that only this account may read"),
+    "--watermark-config": (("key", "key_b"), "the path of a file that holds this JSON"),
+    "--hicache-storage-backend-extra-config": (
+        ("access_key", "secret_key"),
+        "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or @FILE with this JSON in the file",
+    ),
+}
+"""Flag whose value may be secret (SGLang has no variable for it) to the keys of its JSON that are, none where
+the whole value is, and to what to use instead. Keys of the API are among OWNED."""
+
 VARIABLES: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "--set device_ids=[UUID, ...]",
     "CUDA_DEVICE_ORDER": "",
@@ -120,6 +131,8 @@ def owned_violations(request: RenderRequest) -> list[Violation]:
         if name is not None:
             owned[given.flag.spellings] = name
             found.append(_owned(f"{_as_written(given)} sets {name}", OWNED[name]))
+        elif _is_secret(given):
+            found.append(_secret(given))
     found += [_unknown(word, installation) for word in told.unknown]
     found += [_ambiguous(word, meant, installation) for word, meant in told.ambiguous.items()]
     theirs = {s for spellings in owned for s in spellings}
@@ -163,6 +176,25 @@ def _owned(what: str, instead: str) -> Violation:
         "engine_args_owned",
         f"{what}, which the plan decides",
         f"use {instead}" if instead else "leave it out: llmserve needs it as it sets it",
+    )
+
+
+def _is_secret(given: Given) -> bool:
+    named = next((s for s in given.flag.spellings if s in SECRETS), None)
+    if named is None:
+        return False
+    keys = SECRETS[named][0]
+    if not keys:
+        return True
+    return any(text.lstrip().startswith("{") and f'"{k}"' in text for text in given.values for k in keys)
+
+
+def _secret(given: Given) -> Violation:
+    instead = next(SECRETS[s][1] for s in given.flag.spellings if s in SECRETS)
+    return Violation(
+        "engine_args_secret",
+        f"{_as_written(given)} puts a secret on the command line, which every account here can read",
+        f"use {instead}",
     )
 
 
