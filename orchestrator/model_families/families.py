@@ -120,6 +120,13 @@ class Family:
         """As `tool_call_parser`, for reasoning; None also where the family does not reason."""
         return self._parser("reasoning", "reasoning_parser", kind, version)
 
+    def newer_parser(self, lever: str, kind: str, version: str) -> tuple[str, str] | None:
+        """The name of the family's own parser and its first version, where this version is older."""
+        known = self.row.get("tools" if lever == "tool_call_parser" else "reasoning", {}).get(kind)
+        if known is None or isinstance(known, str) or at_least(version, known[0][1]):
+            return None
+        return str(known[0][0]), str(known[0][1])
+
     def min_version(self, kind: str) -> str | None:
         """The lowest version of an engine that is known to run it ("nightly": newer than the releases of
         August 2026), None where nothing is published. An older one may do: that is for a warning."""

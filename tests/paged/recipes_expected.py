@@ -333,8 +333,10 @@ def _lever(plan: Plan, lever: str, expected: Any) -> str | None:
     alone = lever == "expert_parallel" and (_value(plan, "tensor_parallel_size") or 1) == 1
     whole = decision.reason if alone or lever in ("trust_remote_code", "expert_parallel") else ""
     missing = decision.reason if value is None else ""
-    # a family's note names the parser that a recipe brings along as a file
-    named = _text(plan, str(expected)) if lever.endswith("_parser") else ""
+    # a parser that the version does not have yet, or one that a recipe brings along as a file
+    named = ""
+    if lever.endswith("_parser"):
+        named = decision.reason if str(expected) in decision.reason else _text(plan, str(expected))
     flag = f"--{lever.replace('_', '-')} {expected}"
     return refused or whole or missing or named or _left_out(plan, flag) or _text(plan, lever)
 
