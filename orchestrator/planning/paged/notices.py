@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from orchestrator.model_families import variables
 from orchestrator.model_families.versions import at_least
 from orchestrator.plan import Plan
 from orchestrator.planning.paged import parallelism
@@ -34,6 +35,7 @@ def notices(s: Situation, plan: Plan, chosen: Chosen) -> tuple[str, ...]:
         *_devices(s, z),
         *_graphs(s, z),
         *_no_effect(s, plan),
+        *_variables(s),
         *s.inputs.engine.warnings(plan, s.inputs.installation),
     )
 
@@ -157,3 +159,13 @@ def _no_effect(s: Situation, plan: Plan) -> list[str]:
         if value is not None:
             values.append(f"{name}={written(value, name)}")
     return [f"without effect on {s.inputs.installation.name}: {', '.join(values)}"] if values else []
+
+
+def _variables(s: Situation) -> list[str]:
+    """Variables that somebody set for vLLM and that it does not have: it says so in its log, and goes on."""
+    has = s.inputs.installation.extras
+    if s.kind != "vllm" or "variables" not in has:
+        return []
+    unsure = has.get("variables_unsure", ())
+    _, unknown = variables.known(s.profile.env, s.version_text, has["variables"], unsure)
+    return [f"env: {name} is set, and {why}" for name, why in unknown.items()]

@@ -121,6 +121,11 @@ def parser(s: Situation, lever: str) -> Decision | None:
             None, f"no family of this architecture is known: set {lever} for {what}", "unknown_family"
         )
     name = getattr(s.family, lever)(s.kind, s.version_text)
+    newer = s.family.newer_parser(lever, s.kind, s.version_text)
+    if newer is not None:
+        stands = f", and {name} stands in" if name is not None else ""
+        reason = f"{s.family.name} has {newer[0]} for {what}, from {s.kind} {newer[1]} on{stands}"
+        return Decision(name, reason, "family_parser")
     if name is None:
         return Decision(
             None, f"{s.family.name} has no {what} parser on {s.kind} that is known", "family_parser"
