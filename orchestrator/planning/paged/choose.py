@@ -21,6 +21,12 @@ NEAR_THROUGHPUT = 1.05
 STAGES_PAY = 1.2
 """What pipeline stages must bring: they leave bubbles, and one request is no quicker."""
 
+STAGES_WITH_COPIES_PAY = 1.5
+"""What stages must bring whose devices also copy attention: no published run has both on one machine."""
+
+APART_PAYS = 1.2
+"""What deployments of their own must bring to be told of."""
+
 TOLD = 6
 """Layouts that a plan shows with why they were not taken."""
 
@@ -29,14 +35,26 @@ SATURATION = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """So many deployments, each with a layout of its own, and the tokens a second of all."""
+
+    deployments: int
+    layout: Layout
+    tokens_per_s: float
+    here: float
+    """What the one that was taken makes when full."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
-    """The layout that was taken, why, and for the first others why not."""
+    """The layout that was taken, why, why not the nearest others, and deployments apart that do better."""
 
     sizing: Sizing
     speculative: Decision
     reason: str
     rule: str
     rejected: tuple[tuple[Layout, str], ...]
+    apart: Apart | None = None
 
 
 @dataclass(slots=True)
@@ -90,20 +108,50 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     costs = parallelism.price(best.layout)
     if costs is not None:
         why = f"{why}; its price: {costs}"
+    apart, full = _apart(s, rated, best), best
     guess = guesses.on(best.layout)
     best = sizing.estimated(s, best, _at_once(s, best), guess.value)
-    told = [x for x in layouts if x != best.layout][:TOLD]
     by_layout, measured = {z.layout: z for z in rated}, {z.layout: z for z in sized}
+    told = _rivals_first(s, [x for x in layouts if x != best.layout], measured, by_layout)[:TOLD]
     rejected = tuple(
         (
             x,
             _overweight(heavy[x], best)
             if x in heavy
-            else _why_not(s, x, measured.get(x), by_layout.get(x), best),
+            else _why_not(s, x, measured.get(x), by_layout.get(x), full),
         )
         for x in told
     )
-    return Chosen(best, guess, why, rule, rejected)
+    return Chosen(best, guess, why, rule, rejected, apart)
+
+
+def _rivals_first(
+    s: Situation, layouts: list[Layout], measured: dict[Layout, Sizing], rated: dict[Layout, Sizing]
+) -> list[Layout]:
+    """Layouts that were compared, the best first; then those that fit; those that do not come last."""
+
+    def place(x: Layout) -> tuple[int, float]:
+        z = rated.get(x)
+        if z is not None:
+            return 0, 0.0 if z.estimate is None else -_speed(z) if s.goal == "throughput" else _whole(s, z)
+        return (1 if x in measured and measured[x].fits else 2 if x not in measured else 3), 0.0
+
+    return sorted(layouts, key=place)
+
+
+def _apart(s: Situation, rated: list[Sizing], best: Sizing) -> Apart | None:
+    """Deployments of their own on parts of the devices, where together they make far more tokens: vLLM makes
+    no whole copies of a model with experts."""
+    if s.goal != "throughput" or s.kind != "vllm" or not s.card.experts or best.estimate is None:
+        return None
+
+    def together(z: Sizing) -> float:
+        return _speed(z) * (len(s.gpus) // z.layout.world)
+
+    most = max((z for z in rated if z.layout.world * 2 <= len(s.gpus)), key=together, default=None)
+    if most is None or together(most) < APART_PAYS * _speed(best):
+        return None
+    return Apart(len(s.gpus) // most.layout.world, most.layout, together(most), _speed(best))
 
 
 def _in_turn(s: Situation, layouts: list[Layout]) -> list[list[Layout]]:
@@ -178,9 +226,12 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
     if s.goal == "throughput":
         best = _most_tokens(s, rated)
         full = min(best.max_num_seqs, SATURATION) * best.copies
-        reason = (
-            f"the most tokens when full: {_speed(best):,.0f} tokens/s estimated at {full} requests at once"
-        )
+        most = max(map(_speed, rated))
+        what = "the most tokens when full"
+        if _speed(best) < most:
+            near = _speed(best) * NEAR_THROUGHPUT >= most
+            what = f"within a twentieth of {what}" if near else f"{what} without stages"
+        reason = f"{what}: {_speed(best):,.0f} tokens/s estimated at {full} requests at once"
         return best, reason, "throughput_most_tokens"
     if s.goal == "agent":
         longest = max(z.max_model_len for z in rated)
@@ -217,7 +268,8 @@ def _most_tokens(s: Situation, rated: list[Sizing]) -> Sizing:
         whole = [z for z in rated if z.layout.pipeline == 1 and few(z) <= few(best)]
         whole = [z for z in whole if parallelism.price(z.layout) is None]
         other = max(whole, key=_speed, default=None)
-        if other is not None and _speed(other) * STAGES_PAY >= most:
+        pay = STAGES_WITH_COPIES_PAY if best.layout.attention_data > 1 else STAGES_PAY
+        if other is not None and _speed(other) * pay >= most:
             return other
     return best
 
@@ -262,7 +314,11 @@ def _why_not(s: Situation, layout: Layout, z: Sizing | None, rated: Sizing | Non
     if s.goal == "throughput":
         held = rated.max_num_seqs * rated.copies
         few = f", {held} requests at once" if held < s.profile.workload.concurrency else ""
-        return f"{_speed(rated):,.0f} tokens/s estimated{few}{price}"
+        more = ""
+        if _speed(rated) > _speed(best):
+            stages = layout.pipeline > best.layout.pipeline
+            more = "; stages would have to bring more" if stages else "; hardly more"
+        return f"{_speed(rated):,.0f} tokens/s estimated{few}{more}{price}"
     if s.goal == "edge":
         return f"as many devices, and {e.tpot_ms:.1f} ms a token estimated"
     more = " with more devices" if z.layout.world > best.layout.world else ""

@@ -35,6 +35,12 @@ LEAST_BATCH = 512
 LEAST_THROUGHPUT_BATCH = 2048
 """vLLM's own default on cards below 70 GiB: smaller steps leave arithmetic idle."""
 
+MORE_FOR_ALL = 1.1
+"""What smaller steps must bring in requests at once where the workload's do not all run."""
+
+MORE_BEYOND = 1.3
+"""The same where they do."""
+
 FREE_MARGIN = 512 * MIB
 """Of what is free on a device now, left to whoever holds the rest."""
 
@@ -307,13 +313,15 @@ def size(s: Situation, layout: Layout, cost: SpeculationCost | None = None) -> S
 
 def _with_more_kv(s: Situation, on: _Site, first: Wish, z: Sizing) -> Sizing:
     """A sizing that fits, with smaller steps or KV in 8 bits where it holds less than the workload."""
+    wanted = s.profile.workload.concurrency
     if s.goal == "throughput" and s.is_free("max_num_batched_tokens"):
-        while z.max_num_seqs * z.copies < s.profile.workload.concurrency:
+        # below twice the workload every request more still brings tokens
+        while (held := z.max_num_seqs * z.copies) < 2 * wanted:
             half = z.max_num_batched_tokens // 2
             if half < LEAST_THROUGHPUT_BATCH:
                 break
             smaller = _settled(s, on, replace(z.wish, max_num_batched_tokens=half, **_grown(first)))
-            if smaller.max_num_seqs * 10 < z.max_num_seqs * 11:
+            if smaller.max_num_seqs < z.max_num_seqs * (MORE_FOR_ALL if held < wanted else MORE_BEYOND):
                 break
             z = smaller
     if s.goal == "agent" and z.kv_dtype == "auto" and may_take_fp8(s) and _holds_too_little(z, first):
