@@ -28,6 +28,8 @@ TIME_LIMIT_S = 180.0
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
 _POLL_S = 0.05
+_LOCATE_LIMIT_S = 20.0
+_NO_ANSWER = "no answer"
 _FAILURE_KEPT_S = 300.0
 _PYTHONS = ("bin/python", "bin/python3", "python", "python3")
 
@@ -107,12 +109,20 @@ def broken(asked_by: str, path: Path | str, what: str) -> LlmserveError:
     )
 
 
-def unanswered(asked_by: str, python: Path, script: Path, what: str) -> LlmserveError:
-    """The refusal of an interpreter that does not tell what was asked, with the line that shows it."""
-    error = broken(asked_by, python, what)
-    shown = shlex.join([str(python), "-E", str(script)])
-    error.remedy = f"mend that environment: `{shown}` shows what it prints; or name another in engines.yaml"
-    return error
+def no_answer(what: str) -> dict[str, str]:
+    """What is remembered, for a while, of an interpreter that did not tell what was asked."""
+    return {"error": what, "kind": _NO_ANSWER}
+
+
+def require_answer(told: Mapping[str, Any], asked_by: str, python: Path, script: Path) -> None:
+    """Raises LlmserveError where there was none, with the line that shows what was said instead."""
+    if told.get("kind") == _NO_ANSWER:
+        error = broken(asked_by, python, str(told["error"]))
+        shown = shlex.join([str(python), "-E", str(script)])
+        error.remedy = (
+            f"mend that environment: `{shown}` shows what it prints; or name another in engines.yaml"
+        )
+        raise error
 
 
 def lacking(told: Mapping[str, Any], wanted: Sequence[str]) -> str:
@@ -148,12 +158,9 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _located(python: Path, package: str) -> list[str]:
     code = f"import importlib.util as u; s = u.find_spec({package!r}); print(s and s.origin or '')"
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        out = subprocess.run(
-            [str(python), "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True,
-            stdin=subprocess.DEVNULL, cwd="/", start_new_session=True,
-        ).stdout  # fmt: skip
-        return [p for p in out.splitlines() if p.endswith("__init__.py")]
+    with contextlib.suppress(Unanswered):
+        status, out, _ = _run([str(python), "-E", "-c", code], os.environ, _LOCATE_LIMIT_S)
+        return [p for p in out.splitlines() if p.endswith("__init__.py")] if status == 0 else []
     return []
 
 
@@ -171,11 +178,25 @@ def ask(
     """
     limit_s = TIME_LIMIT_S if limit_s is None else limit_s
     clean = {k: v for k, v in env.items() if not k.startswith("PYTHON")}
+    code, out, err = _run([str(python), "-E", str(script)], clean, limit_s)
+    if code != 0:
+        last = (err.strip() or out.strip()).splitlines()[-1:] or ["it said nothing"]
+        raise Unanswered(f"its Python ended with {code}: {last[0][:300]}")
+    told = _last_object(out)
+    if told is None:
+        first = out.strip().partition("\n")[0]
+        said = f"it begins with {first[:100]!r}" if first else "it is empty"
+        raise Unanswered(f"its answer cannot be read: {said}")
+    return told
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a command whose whole group is ended after it. Raises Unanswered."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
-                [str(python), "-E", str(script)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env=clean, start_new_session=True,
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd="/",
+                start_new_session=True,
             )  # fmt: skip
         except OSError as e:
             raise Unanswered(e.strerror or str(e)) from None
@@ -189,15 +210,7 @@ def ask(
         for stream in (out, err):
             stream.seek(0)
             texts.append(stream.read(_OUTPUT_LIMIT_BYTES).decode("utf-8", "replace"))
-    if code != 0:
-        last = (texts[1].strip() or texts[0].strip()).splitlines()[-1:] or ["it said nothing"]
-        raise Unanswered(f"its Python ended with {code}: {last[0][:300]}")
-    told = _last_object(texts[0])
-    if told is None:
-        first = texts[0].strip().partition("\n")[0]
-        said = f"it begins with {first[:100]!r}" if first else "it is empty"
-        raise Unanswered(f"its answer cannot be read: {said}")
-    return told
+    return code, *texts
 
 
 def _ended(child: subprocess.Popen[bytes], outputs: Sequence[int], limit_s: float) -> int:

@@ -252,6 +252,21 @@ def test_one_that_never_answers_is_given_up_and_ended(
     assert "did not tell its flags within 0.2 s" in refusal(str(folder)).message
     group = int((tmp_path / "pid").read_text())
     assert is_gone(group)
+    # nobody waits for it twice in a row
+    assert "did not tell its flags" in refusal(str(folder)).message
+    assert times_asked(folder) == 1
+
+
+def test_one_that_does_not_say_where_its_package_is_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "_LOCATE_LIMIT_S", 0.2)
+    folder = environment(
+        tmp_path / "v", body=f"case $2 in -c) echo $$ > {tmp_path}/pid; sleep 1000 & wait; esac"
+    )
+    (folder / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py").unlink()
+    assert found(folder).version == "0.32.0"
+    assert is_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_failure_is_remembered_for_a_while_alone(tmp_path: Path, home: Path) -> None:

@@ -95,12 +95,12 @@ def probe(
         try:
             told = interpreter.ask(python, SCRIPT, {**kept, **QUIET, **added})
         except interpreter.Unanswered as e:
-            raise interpreter.unanswered(asked_by, python, SCRIPT, str(e)) from None
+            told = interpreter.no_answer(str(e))
         if not _is_whole(told):
-            what = interpreter.lacking(told, _ANSWERED)
-            raise interpreter.unanswered(asked_by, python, SCRIPT, what)
+            told = interpreter.no_answer(interpreter.lacking(told, _ANSWERED))
         # what the imports wrote (bytecode) is part of the key
         interpreter.remember(KIND, _key(python, added), told)
+    interpreter.require_answer(told, asked_by, python, SCRIPT)
     if "error" in told:
         raise _failed(python, asked_by, str(told.get("kind")), str(told["error"]))
     listed = flags(told["flags"])

@@ -111,11 +111,11 @@ def probe(
         try:
             told = interpreter.ask(python, SCRIPT, {**kept, **QUIET, **added})
         except interpreter.Unanswered as e:
-            raise interpreter.unanswered(asked_by, python, SCRIPT, str(e)) from None
+            told = interpreter.no_answer(str(e))
         if not _is_whole(told):
-            what = interpreter.lacking(told, _ANSWERED)
-            raise interpreter.unanswered(asked_by, python, SCRIPT, what)
+            told = interpreter.no_answer(interpreter.lacking(told, _ANSWERED))
         interpreter.remember(KIND, key, told)
+    interpreter.require_answer(told, asked_by, python, SCRIPT)
     trouble = _trouble(told, python)
     if trouble is not None:
         what, remedy = trouble
