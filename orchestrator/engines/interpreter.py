@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from orchestrator import folders
 from orchestrator.errors import LlmserveError, refused
@@ -109,7 +109,7 @@ def broken(asked_by: str, path: Path | str, what: str) -> LlmserveError:
     )
 
 
-def no_answer(what: str) -> dict[str, str]:
+def no_answer(what: str) -> dict[str, Any]:
     """What is remembered, for a while, of an interpreter that did not tell what was asked."""
     return {"error": what, "kind": _NO_ANSWER}
 
@@ -206,11 +206,12 @@ def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> tuple[i
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        texts = []
-        for stream in (out, err):
-            stream.seek(0)
-            texts.append(stream.read(_OUTPUT_LIMIT_BYTES).decode("utf-8", "replace"))
-    return code, *texts
+        return code, _text(out), _text(err)
+
+
+def _text(stream: BinaryIO) -> str:
+    stream.seek(0)
+    return stream.read(_OUTPUT_LIMIT_BYTES).decode("utf-8", "replace")
 
 
 def _ended(child: subprocess.Popen[bytes], outputs: Sequence[int], limit_s: float) -> int:
