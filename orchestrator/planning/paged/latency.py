@@ -72,6 +72,7 @@ def estimate(
     concurrency: int,
     max_num_batched_tokens: int,
     kind: str,
+    longest_part: int = 0,
     cuda_graph: bool = True,
     speculative: Any = None,
     active_weight_bytes_per_gpu: int | None = None,
@@ -80,7 +81,8 @@ def estimate(
     """The speed of a layout, None where nothing is known of its device (`why_unknown` says so).
 
     `weights_per_gpu` in bytes; `active_weight_bytes_per_gpu` those that one token touches, from the card
-    where it is not given. `concurrency` counts requests over all copies. `speculative` is the lever's value.
+    where it is not given. `concurrency` counts requests over all copies; `longest_part` are the tokens of one
+    prompt in a step while others run, 0 for all of them. `speculative` is the lever's value.
     """
     s = _step(
         card,
@@ -98,6 +100,8 @@ def estimate(
     reading, computing, links, fixed = s.decode(copy, context)
     step = max(reading, computing) + links + fixed
     chunk = max(1, min(input_tokens, max_num_batched_tokens))
+    if longest_part and copy > 1:
+        chunk = min(chunk, longest_part)
     chunks = max(1, -(-input_tokens // chunk))
     work = s.prefill_ms(input_tokens, input_tokens)
     # a prompt's chunks run one after another through the stages of a pipeline

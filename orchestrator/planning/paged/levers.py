@@ -7,7 +7,7 @@ Numbers that a goal takes by table stand in `goals.yaml`, what is known of a mod
 from __future__ import annotations
 
 from orchestrator.plan import Decision, Rejected
-from orchestrator.planning.paged import table
+from orchestrator.planning.paged import long_prompts, table
 from orchestrator.planning.paged.kv_type import is_native, why_not_fp8
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import GIB, Situation
@@ -70,6 +70,8 @@ def utilization(s: Situation, z: Sizing) -> Decision:
         "graphs are counted inside it" if s.kind == "vllm" and s.version >= (0, 21) else "graphs come on top"
     )
     reason = f"what is left is a margin for what no formula knows; {graphs} on this version"
+    if s.goal == "edge":
+        reason = f"what is left is for a display and other programs beside it; {graphs} on this version"
     if s.kind == "sglang":
         reason = (
             f"of each device for all of it; SGLang is told mem_fraction_static, and {graphs} on this version"
@@ -92,7 +94,10 @@ def context(s: Situation, z: Sizing, wish: int) -> Decision:
         return s.as_given("max_model_len")
     value, most = z.max_model_len, s.trained_context
     if not z.fits:
-        return Decision(value, "what the goal would take if the model fitted", "nothing_fits")
+        reason = "what the goal would take if the model fitted"
+        if value < wish:
+            reason = "one request of the workload, and not even that fits"
+        return Decision(value, reason, "nothing_fits")
     if value == most:
         reason = f"the model's own limit; the workload has {s.request_tokens}"
         if most > wish:
@@ -111,10 +116,14 @@ def context(s: Situation, z: Sizing, wish: int) -> Decision:
     if value < wish:
         why = f"one request of that length is more than {pool}"
         return Decision(value, "the longest that fits", "memory_fit", rejected=(Rejected(wish, why),))
-    reason = f"{s.request_tokens} tokens a request and room for longer ones; KV is paged, so it costs nothing"
-    why = f"{count(max(1, (z.tokens or 0) // most), 'request')} of that length would fill {pool}"
+    reason = (
+        f"{s.request_tokens} tokens a request and room for longer ones: a limit for requests that run away; "
+        "KV is paged, so unused length takes none"
+    )
+    each = " on its rank" if z.copies > 1 else ""
+    why = f"{count(max(1, (z.tokens or 0) // most), 'request')} that ran on so far would fill {pool}{each}"
     if z.tokens is not None and z.tokens < most:
-        why = f"one request of that length is more than {pool}"
+        why = f"one request of that length is more than {pool}{each}"
     return Decision(value, reason, f"{s.goal}_workload_context", rejected=(Rejected(most, why),))
 
 
@@ -124,7 +133,7 @@ def seqs(s: Situation, z: Sizing) -> Decision:
         return s.as_given("max_num_seqs")
     w, value = s.profile.workload, z.max_num_seqs
     if not z.fits:
-        return Decision(value, "what the goal would take if the model fitted", "nothing_fits")
+        return undecided("as many as the KV pool holds, and there is none that holds a request")
     each = " on each rank" if z.copies > 1 else ""
     pool = f"KV holds {z.tokens} tokens{each}" if z.tokens is not None else "the KV pool's size is not known"
     if s.goal == "throughput" and not s.on_cpu:
@@ -142,6 +151,11 @@ def seqs(s: Situation, z: Sizing) -> Decision:
     each = "" if asked == w.concurrency else f", over {z.layout.data * z.layout.attention_data} copies"
     reason = f"the workload's concurrency{each}; more wait their turn"
     return Decision(value, reason, "workload_concurrency", rejected=(more,))
+
+
+def undecided(why: str) -> Decision:
+    """A lever that follows from what fits, where nothing does."""
+    return Decision(None, f"not decided: {why}", "nothing_fits")
 
 
 def batch(s: Situation, z: Sizing) -> Decision:
@@ -188,18 +202,27 @@ def long_prefill_threshold(s: Situation, z: Sizing) -> Decision:
     """From what length a prompt leaves part of the step to others."""
     if not s.is_free("long_prefill_token_threshold"):
         return s.as_given("long_prefill_token_threshold")
-    half = z.max_num_batched_tokens // 2
     if s.kind != "vllm":
         return Decision(0, "SGLang has none: its chunk size bounds what a prompt holds", "no_threshold")
-    if s.goal not in ("latency", "agent") or half < 256:
+    step, half = z.max_num_batched_tokens, z.max_num_batched_tokens // 2
+    if not long_prompts.may_cut(s, step):
         return Decision(0, "no prompt has to let others pass", "no_threshold")
     if s.version < (0, 32):
         why = "before 0.32 it also slows a prompt that is alone"
         return Decision(0, why, "no_threshold", rejected=(Rejected(half, why),))
-    half = min(half, z.max_model_len)
-    reason = "a long prompt takes half a step, so a short one beside it is not kept waiting"
+    usual = long_prompts.new_tokens(s)
+    value = long_prompts.threshold(s, step, z.max_model_len)
+    if not value:
+        reason = f"the workload's own prompts of {usual} tokens fill a step: each would only take longer"
+        why = "every ordinary prompt would take twice the steps while others run"
+        return Decision(0, reason, "no_threshold", rejected=(Rejected(half, why),))
     off = Rejected(0, "one long prompt would take whole steps until it is done")
-    return Decision(half, reason, "half_a_step", rejected=(off,))
+    if usual > half:
+        reason = f"the workload's prompts of {usual} tokens go whole, longer ones leave the rest of a step"
+        cut = Rejected(half, "an ordinary prompt would take two steps while others run")
+        return Decision(value, reason, "prompt_of_the_workload", rejected=(off, cut))
+    reason = "a long prompt takes half a step, so a short one beside it is not kept waiting"
+    return Decision(value, reason, "half_a_step", rejected=(off,))
 
 
 def prefix_caching(s: Situation) -> Decision:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from orchestrator.plan import Decision, Rejected
 from orchestrator.planning.paged import table
+from orchestrator.planning.paged.levers import undecided
 from orchestrator.planning.paged.situation import Situation
 from orchestrator.planning.paged.sizing import Sizing
 from orchestrator.planning.words import count
+
+FINE = 32
+"""Batches up to which vLLM's preset "interactivity" records each one (0.32.0 vllm/config/vllm.py:2467)."""
 
 
 def graphs(s: Situation, z: Sizing) -> Decision:
@@ -19,6 +23,8 @@ def graphs(s: Situation, z: Sizing) -> Decision:
         )
     if not z.graph:
         return Decision("off", "recorded graphs leave too little memory", "memory_fit")
+    if not z.fits:
+        return undecided("the largest decode batch, and nothing fits that could decode")
     off = Rejected("off", "launching kernels one by one costs most at small batches")
     reason = f"every decode batch is recorded, up to {count(z.max_num_seqs, 'request')}"
     if z.wish.speculative_tokens and s.kind == "vllm":
@@ -55,14 +61,24 @@ def performance_mode(s: Situation, z: Sizing) -> Decision | None:
         return s.as_given("performance_mode")
     if not s.lists("--performance-mode"):
         return None
-    if s.goal == "latency" and not s.on_cpu:
-        most = min(32, z.graph) if z.graph else 32
-        reason = f"records every batch from 1 to {most}, so small ones are not padded"
-        return Decision(
-            "interactivity", reason, "latency_interactivity", rejected=(Rejected("balanced", "pads"),)
-        )
     double = Rejected("throughput", "doubles defaults that this plan sets anyway")
-    return Decision("balanced", "the plan sets what the presets would", "engine_default", rejected=(double,))
+    if s.on_cpu or not z.fits or not z.graph:
+        why = "no graphs are recorded" if z.fits else "nothing fits"
+        return Decision("balanced", f"{why}: the presets change nothing here", "engine_default")
+    fine = s.goal == "latency" or (s.goal == "agent" and z.graph <= FINE)
+    if fine:
+        reason = f"records every batch from 1 to {min(FINE, z.graph)}, so small ones are not padded"
+        return Decision(
+            "interactivity", reason, f"{s.goal}_interactivity", rejected=(Rejected("balanced", "pads"),)
+        )
+    reason = f"records 1, 2, 4, then every eighth: of batches up to {z.graph} few rows are padding"
+    small = f"records each batch up to {FINE} alone: for few at once"
+    if s.goal == "edge":
+        reason = (
+            "records 1, 2, 4, then every eighth batch: fewer recordings start sooner and take less memory"
+        )
+        small = f"records every batch up to {min(FINE, z.graph)}: a slower start, and memory that is scarce"
+    return Decision("balanced", reason, "engine_default", rejected=(Rejected("interactivity", small), double))
 
 
 def scheduling(s: Situation) -> Decision:
@@ -89,6 +105,8 @@ def queue(s: Situation, z: Sizing) -> Decision:
         return Decision(0, "who waits is served in the end", "no_queue_limit")
     if not s.lists(flag):
         return Decision(0, f"this version has no {flag}", "no_queue_limit")
+    if not z.fits:
+        return undecided(f"{factor} times what runs at once, and nothing fits")
     value = factor * z.max_num_seqs
     reason = f"{factor} times what runs at once: who would wait longer hears 503 now and can go elsewhere"
     return Decision(

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from orchestrator.machine.machine import Gpu
-from orchestrator.planning.paged import dtype, latency, table
+from orchestrator.planning.paged import dtype, latency, long_prompts, table
 from orchestrator.planning.paged.budget import (
     Budget,
     budget,
@@ -595,6 +595,7 @@ def estimated(s: Situation, z: Sizing, concurrency: int, speculative: object = N
         output_tokens=w.output_tokens,
         concurrency=concurrency,
         max_num_batched_tokens=z.max_num_batched_tokens,
+        longest_part=long_prompts.threshold(s, z.max_num_batched_tokens, z.max_model_len),
         kind=s.kind,
         cuda_graph=z.graph > 0,
         speculative=speculative,
