@@ -233,3 +233,28 @@ def test_vllm_cannot_ask_for_more_than_is_free() -> None:
     assert of(utilization=0.9).fits
     assert not of(utilization=0.9, gpu=held(40), free_bytes=40 * GIB).fits
     assert of(utilization=0.5, gpu=held(40), free_bytes=40 * GIB).fits
+
+
+def test_experts_keep_memory_for_the_tokens_of_all_ranks() -> None:
+    hopper = gpu("NVIDIA H200", 143771, compute_capability="9.0")
+    card, tokens = cards()["DeepSeek-V3"], 8192
+
+    def gathered(layout: Layout, on: Gpu = hopper, version: str = "0.32.0") -> int:
+        return budget(card, layout, on, version=version, max_num_batched_tokens=tokens).gathered
+
+    alone, spread = Layout(tensor=8, expert=True), Layout(attention_data=8, expert=True)
+    assert gathered(alone) == 0
+    # of seven other ranks: DeepGEMM's workspaces (3 bytes for each of 8 experts), and the rows themselves
+    rows = 7 * tokens
+    assert gathered(spread) == rows * card.hidden_size * (8 * 3 + 4)
+    # other kernels hold 16 bits in both
+    ampere = gpu("NVIDIA A100-SXM4-80GB", 81920, compute_capability="8.0")
+    assert gathered(spread, ampere) == rows * card.hidden_size * (8 * 4 + 4)
+    # versions that went through them in parts
+    assert gathered(spread, version="0.16.0") < gathered(spread)
+    assert gathered(Layout(tensor=2, attention_data=4, expert=True)) == 3 * tokens * card.hidden_size * 28
+    one, many = (budget(card, x, hopper, version="0.32.0") for x in (alone, spread))
+    assert many.activation == one.activation + many.gathered
+    assert many.basis["activation"] == "margin"
+    sglang = budget(card, spread, hopper, kind="sglang", max_num_batched_tokens=1024)
+    assert sglang.outside >= sglang.gathered > 0

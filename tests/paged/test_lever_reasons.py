@@ -80,3 +80,14 @@ def test_the_length_is_a_limit_for_what_runs_away() -> None:
     d = lever(planned.plan(DEEPSEEK, "8xh200", goal="throughput"), "max_model_len")
     assert "run away" in d.reason
     assert d.rejected[0].why.endswith("on its rank")
+
+
+@pytest.mark.parametrize("kind", planned.KINDS)
+def test_what_experts_take_for_other_ranks_is_said_to_be_unknown(kind: str) -> None:
+    spread = ("attention_data_parallel_size=8", "expert_parallel=true")
+    plan = planned.plan(DEEPSEEK, "8xh200", goal="throughput", kind=kind, sets=spread)
+    d = lever(plan, "max_num_batched_tokens")
+    assert "unknown" in d.reason
+    assert "kept as a margin" in d.reason
+    alone = planned.plan(DEEPSEEK, "8xh200", goal="throughput", kind=kind, sets=("tensor_parallel_size=8",))
+    assert "margin" not in lever(alone, "max_num_batched_tokens").reason

@@ -44,9 +44,10 @@ _ON_CPU: dict[str, Basis] = _ON_GPU | {
 class Budget:
     """Bytes on the fullest device. `total` is what the driver shows, `free` what of it nobody holds before
     the start, `requested` the engine's share: vLLM's of the total, SGLang's static one of what is free;
-    `kv` what is left for the pool, below 0 where nothing is. `margin` is kept back from `kv`. `basis` says by
-    item how a figure was got. `outside` is what comes on top of `requested` (graphs of vLLM before 0.21;
-    activation and graphs of SGLang)."""
+    `kv` what is left for the pool, below 0 where nothing is. `margin` is kept back from `kv`. `basis` says
+    by item how a figure was got. `gathered` is what of `activation` is kept for other ranks' tokens.
+    `outside` is what comes on top of `requested` (graphs of vLLM before 0.21; activation and graphs of
+    SGLang)."""
 
     total: int
     free: int
@@ -60,6 +61,7 @@ class Budget:
     kv: int
     outside: int
     basis: Mapping[str, Basis]
+    gathered: int = 0
 
     @property
     def fits(self) -> bool:
@@ -112,7 +114,8 @@ def budget(
     held = weights or weights_per_gpu(
         card, layout, kind=kind, version=version, mtp_loaded=mtp_loaded, dtype=dtype
     )
-    basis = _bases(held.basis, on_cpu=gpu is None)
+    gathered = gathered_bytes(card, layout, gpu, version, max_num_batched_tokens, dtype)
+    basis = _bases(held.basis, on_cpu=gpu is None, gathered=gathered > 0)
     free = total if free_bytes is None else min(total, free_bytes)
     requested = math.ceil((free if kind == "sglang" and gpu is not None else total) * utilization)
     if gpu is None:
@@ -125,12 +128,13 @@ def budget(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dtype=dtype,
+        gathered=gathered,
     )
     other = non_torch_bytes(layout)
     graphs = graph_bytes(cuda_graph_max)
     margin = int(by_version(rules()["margin_gib"][kind], version) * GIB)
     if kind == "sglang":
-        activation = forward_bytes(card, max_num_batched_tokens, dtype)
+        activation = forward_bytes(card, max_num_batched_tokens, dtype) + gathered
         outside = activation + graphs
         kv = _after_loading(requested - held.worst - other - draft_bytes - margin, held, free - other)
         return Budget(
@@ -146,6 +150,7 @@ def budget(
             kv,
             outside,
             basis,
+            gathered,
         )
     inside = since(version, rules()["vllm"]["graphs_in_budget_from"])
     kv = requested - held.worst - activation - other - draft_bytes - margin - (graphs if inside else 0)
@@ -163,13 +168,15 @@ def budget(
         kv,
         0 if inside else graphs,
         basis,
+        gathered,
     )
 
 
-@lru_cache(maxsize=8)
-def _bases(weights: Basis, *, on_cpu: bool) -> Mapping[str, Basis]:
+@lru_cache(maxsize=16)
+def _bases(weights: Basis, *, on_cpu: bool, gathered: bool) -> Mapping[str, Basis]:
     """How each figure was got; shared by all budgets alike."""
-    return {"weights": weights, **(_ON_CPU if on_cpu else _ON_GPU)}
+    out: dict[str, Basis] = {"weights": weights, **(_ON_CPU if on_cpu else _ON_GPU)}
+    return out | {"activation": "margin"} if gathered else out
 
 
 def _after_loading(kv: int, held: Weights, room: int) -> int:
@@ -184,23 +191,49 @@ def activation_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     dtype: str | None = None,
+    gathered: int = 0,
 ) -> int:
     """Peak activation of vLLM's profiling pass: the larger of the sampler's and the forward pass.
 
     sampler: c(version) x vocabulary x sequences, and the hidden states of the batch; forward: c x hidden x
-    tokens. How the constants were had, and where they fail, is in docs/plans/accuracy.md.
+    tokens, and what is `gathered` from other ranks. How the constants were had, and where they fail, is in
+    docs/plans/accuracy.md.
     """
     table = rules()["activation"]
     tokens = max(1, max_num_batched_tokens)
     sequences = min(max_num_seqs, tokens)
     sampler = by_version(table["sampler_bytes"], version) * card.vocab_size * sequences
     sampler += table["resident_bytes"] * card.hidden_size * tokens
-    return int(max(sampler, forward_bytes(card, tokens, dtype)))
+    return int(max(sampler, forward_bytes(card, tokens, dtype) + gathered))
 
 
 def forward_bytes(card: ModelCard, tokens: int, dtype: str | None = None) -> int:
     """Peak of one forward pass over a batch of tokens."""
     return int(rules()["activation"]["forward_bytes"] * element_bytes(dtype) / 2 * card.hidden_size * tokens)
+
+
+def gathered_bytes(
+    card: ModelCard,
+    layout: Layout,
+    gpu: Gpu | None,
+    version: str | None,
+    tokens: int,
+    dtype: str | None = None,
+) -> int:
+    """What the experts' kernel takes for tokens of other ranks, at most: 0 without attention data parallelism
+    (`memory.yaml`, gathered)."""
+    if layout.attention_data == 1 or gpu is None or not card.experts or not card.experts_per_token:
+        return 0
+    table = rules()["gathered"]
+    rows = tokens * (layout.attention_data - 1)
+    newest = float(gpu.compute_capability or 0) >= 9
+    size = table["fp8" if newest and "fp8" in (card.quantization or "") else "else"]
+    one = card.moe_intermediate_size or 0
+    each = size["first"] * max(one, card.hidden_size) + size["second"] * max(2 * one, card.hidden_size)
+    at_once = by_version(table["rows_at_once"], version) or rows
+    scale = element_bytes(dtype) / 2
+    kernel = min(rows, at_once) * each * card.experts_per_token
+    return int(scale * (kernel + rows * table["beside"] * card.hidden_size))
 
 
 def non_torch_bytes(layout: Layout) -> int:
@@ -232,6 +265,7 @@ def static_share(
     total = visible_bytes(gpu)
     free = max(1, min(total, free_bytes))
     kept = forward_bytes(card, max_num_batched_tokens, dtype) + graph_bytes(cuda_graph_max)
+    kept += gathered_bytes(card, layout, gpu, version, max_num_batched_tokens, dtype)
     static = total * utilization - kept
     if own_reserve:
         reserved = _own_reserve_mib(

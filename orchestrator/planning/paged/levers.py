@@ -6,6 +6,8 @@ Numbers that a goal takes by table stand in `goals.yaml`, what is known of a mod
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.plan import Decision, Rejected
 from orchestrator.planning.paged import long_prompts, table
 from orchestrator.planning.paged.kv_type import is_native, why_not_fp8
@@ -159,7 +161,18 @@ def undecided(why: str) -> Decision:
 
 
 def batch(s: Situation, z: Sizing) -> Decision:
-    """Tokens in one scheduler step."""
+    """Tokens in one scheduler step, and what is kept for those that other ranks bring."""
+    d = _batch(s, z)
+    if not z.budget.gathered:
+        return d
+    kept = (
+        f"experts get such a step of all {z.layout.attention_data} ranks, and what their kernel takes is "
+        f"unknown: {size(z.budget.gathered)} are kept as a margin, the largest kernel's"
+    )
+    return replace(d, reason=f"{d.reason}; {kept}")
+
+
+def _batch(s: Situation, z: Sizing) -> Decision:
     if not s.is_free("max_num_batched_tokens"):
         return s.as_given("max_num_batched_tokens")
     value, itl = z.max_num_batched_tokens, s.profile.slo.itl_p99_ms
