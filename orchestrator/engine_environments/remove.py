@@ -42,7 +42,7 @@ def plan(name: str) -> Removal:
             if other != name and _lies_in(environment.folder, entry["path"]):
                 message = f"{other} in engines.yaml is the same environment as {name}"
                 raise refused("engine_in_use", message, f"llmserve engines remove {other}, first")
-    users = _deployments_on(name)
+    users = _deployments_on(name, environment)
     if users:
         message = f"{name} serves {', '.join(users)}"
         raise refused("engine_in_use", message, f"llmserve stop {' '.join(users)}, first")
@@ -61,11 +61,14 @@ def remove(name: str) -> Removal:
 
 
 def _lies_in(folder: Path, path: str) -> bool:
-    return Path(path).absolute().is_relative_to(folder.absolute())
+    # an environment's Python is a link that leaves it
+    given, root = Path(path).absolute(), folder.resolve()
+    return any(p.is_relative_to(root) for p in (given.resolve(), given.parent.resolve() / given.name))
 
 
-def _deployments_on(name: str) -> list[str]:
-    """Deployments that have not ended and whose plan names the engine, or cannot be read."""
+def _deployments_on(name: str, environment: Environment | None) -> list[str]:
+    """Deployments that have not ended and whose plan names the engine, runs the environment's programs, as
+    one under an entry that is no more does, or cannot be read."""
     from orchestrator.supervisor.store import DeploymentFolder, deployment_names
 
     found = []
@@ -75,7 +78,11 @@ def _deployments_on(name: str) -> list[str]:
         if state is not None and state.get("state") in _ENDED:
             continue
         try:
-            uses = folder.plan().engine.name == name
+            deployed = folder.plan()
+            uses = deployed.engine.name == name or (
+                environment is not None
+                and any(_lies_in(environment.folder, a) for p in deployed.processes for a in p.argv[:1])
+            )
         except LlmserveError:
             # where the state is damaged too, nothing says that it runs
             uses = state is not None

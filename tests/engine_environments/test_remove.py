@@ -11,7 +11,7 @@ import pytest
 from orchestrator import settings
 from orchestrator.engine_environments import entries, install, recipes, remove, store
 from orchestrator.errors import Exit, LlmserveError
-from orchestrator.plan import EngineRef, Plan
+from orchestrator.plan import EngineRef, Plan, ProcessPlan
 
 
 @pytest.fixture
@@ -31,11 +31,12 @@ def made(name: str) -> store.Environment:
     return environment
 
 
-def deployment(home: Path, name: str, engine: str, state: str) -> None:
+def deployment(home: Path, name: str, engine: str, state: str, *argv: str) -> None:
     folder = home / "state" / "deployments" / name
     folder.mkdir(parents=True)
     ref = EngineRef(engine, "vllm", "0.32.0")
-    plan = Plan("throughput", "throughput", {}, {}, ref, {}, {}, ())
+    processes = (ProcessPlan("server", argv),) if argv else ()
+    plan = Plan("throughput", "throughput", {}, {}, ref, {}, {}, processes)
     (folder / "plan.json").write_text(json.dumps(plan.to_json()))
     (folder / "state.json").write_text(json.dumps({"state": state}))
 
@@ -87,6 +88,17 @@ def test_an_engine_that_serves_is_not_removed(home: Path, state: str) -> None:
     assert "llmserve stop chat" in e.remedy
     assert environment.folder.is_dir()
     assert list(settings.engines()) == ["a"]
+
+
+def test_an_environment_that_serves_under_an_entry_that_is_no_more_is_not_removed(home: Path) -> None:
+    environment = made("a")
+    (home / "link").symlink_to(environment.folder)
+    (environment.folder / "bin" / "python").symlink_to("/usr/bin/env")
+    deployment(home, "chat", "old", "ready", str(environment.folder / "bin" / "python"), "-m", "x")
+    deployment(home, "linked", "old", "ready", str(home / "link" / "bin" / "python"), "-m", "x")
+    deployment(home, "other", "old", "ready", "/usr/bin/env")
+    assert refusal("a").message == "a serves chat, linked"
+    assert environment.folder.is_dir()
 
 
 def test_a_deployment_that_runs_with_a_damaged_plan_may_be_on_it(home: Path) -> None:
