@@ -353,6 +353,30 @@ def test_experts_need_not_divide_on_vllm_and_must_on_sglang() -> None:
     assert codes(odd, layout, kind="sglang") == {"experts_not_divisible"}
 
 
+GPT_OSS = replace(
+    QWEN3_30B_A3B, heads=64, kv_heads=8, head_dim=64, hidden_size=2880, architectures=("GptOssForCausalLM",)
+)
+
+
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize("count", [3, 5, 6, 7])
+def test_gpt_oss_spreads_its_experts_evenly_or_not_at_all(experts: int, count: int) -> None:
+    c = replace(GPT_OSS, experts=experts)
+    spread = candidates(c, machine(count), machine(count).gpus, kind="vllm", version="0.33.0")
+    assert all(experts % x.ranks_sharing_experts == 0 for x in spread if x.expert)
+    wrong = Layout(attention_data=count, expert=True, devices=machine(count).gpus)
+    (told,) = refused(c, wrong)
+    assert told.code == "experts_not_divisible"
+    assert f"{experts} experts cannot be spread evenly over {count} ranks" in told.message
+    assert not refused(c, with_levers(wrong, told.change))
+
+
+def test_a_tensor_size_far_too_large_has_one_remedy_that_works() -> None:
+    found = refused(LLAMA_8B, Layout(tensor=1_000_000, devices=MACHINE.gpus))
+    assert len(found) > 1
+    assert {x.change["tensor_parallel_size"] for x in found} == {8}
+
+
 def test_sglang_keeps_copies_on_one_node() -> None:
     on = load("2x8xh100-ib")
     layout = Layout(tensor=8, data=2, nodes=2)

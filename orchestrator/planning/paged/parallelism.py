@@ -42,6 +42,11 @@ srt/distributed/bootstrap.py:442 _check_tp_memory_balance)."""
 
 _NO_PEER = "pcie-host", "cross-socket", "unknown"
 
+_EVEN_EXPERTS = frozenset({"GptOssForCausalLM"})
+"""Models whose experts vLLM loads in equal parts, while the layer that takes them holds the remainder too
+(0.32.0 model_executor/models/gpt_oss.py:1358, layers/fused_moe/expert_map_manager.py:66; since its first
+release with them). It spreads every other model's with a remainder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Illegal:
@@ -61,7 +66,15 @@ def illegal(
 
     `kind` is "vllm" or "sglang".
     """
-    return [*_of_model(card, layout, kind, version), *_devices(card, layout, machine, kind, version)]
+    found = [*_of_model(card, layout, kind, version), *_devices(card, layout, machine, kind, version)]
+    return _of_one_size(found)
+
+
+def _of_one_size(found: list[Illegal]) -> list[Illegal]:
+    """Of the tensor sizes that each refusal would take, the smallest in all of them: it mends them all."""
+    key = "tensor_parallel_size"
+    least = min((x.change[key] for x in found if key in x.change), default=None)
+    return [replace(x, change={**x.change, key: least}) if key in x.change else x for x in found]
 
 
 def _of_model(card: ModelCard, layout: Layout, kind: str, version: str | tuple[int, ...]) -> list[Illegal]:
@@ -251,15 +264,24 @@ def _experts(card: ModelCard, layout: Layout, kind: str) -> list[Illegal]:
             "expert_parallel": True,
         }
         found.append(Illegal("data_parallel_size", "copies_share_experts", message, change))
-    ranks = layout.ranks_sharing_experts
-    if layout.expert and (ranks > card.experts or (kind == "sglang" and card.experts % ranks)):
-        message = f"{card.experts} experts cannot be spread over {ranks} ranks"
-        lower = max(size for size in range(1, ranks + 1) if card.experts % size == 0)
+    ranks, even = (
+        layout.ranks_sharing_experts,
+        kind == "sglang" or bool(_EVEN_EXPERTS & {*card.architectures}),
+    )
+    if layout.expert and (ranks > card.experts or (even and card.experts % ranks)):
+        message = f"{card.experts} experts cannot be spread {'evenly ' if even else ''}over {ranks} ranks"
         change = {"expert_parallel": False}
         if layout.attention_data > 1:
-            change = {"attention_data_parallel_size": max(1, lower // layout.tensor)}
+            sizes = range(1, layout.attention_data)
+            fitting = [n for n in sizes if _spread(card.experts, n * layout.tensor, even=even)]
+            change = {"attention_data_parallel_size": max(fitting, default=1)}
         found.append(Illegal("expert_parallel", "experts_not_divisible", message, change))
     return found
+
+
+def _spread(experts: int, ranks: int, *, even: bool) -> bool:
+    """Whether experts spread over so many ranks."""
+    return experts % ranks == 0 if even else ranks <= experts
 
 
 def _devices(
