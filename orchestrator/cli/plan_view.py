@@ -92,12 +92,13 @@ def explain(con: Console, plan: Plan) -> None:
 
 def _environment(con: Console, plan: Plan) -> None:
     """The engine's variables, and what the model's published launch has and the plan has not."""
-    there: Mapping[str, Mapping[str, str]] = plan.layout.get("environment", {})
-    if there:
+    reasons: Mapping[str, str] = plan.layout.get("environment", {})
+    values = {name: text for p in plan.processes for name, text in p.env.items()}
+    if values:
         con.print("\n[bold]environment[/]")
-    for name, said in there.items():
-        con.print(f"[bold cyan]{_plain(name)}[/] = [bold]{_plain(said['value'])}[/]")
-        con.print(f"  {_plain(said['reason'])}")
+    for name, text in values.items():
+        con.print(f"[bold cyan]{_plain(name)}[/] = [bold]{_plain(text)}[/]")
+        con.print(f"  {_plain(reasons.get(name, ''))}")
     published: Mapping[str, str] = plan.layout.get("published_left_out", {})
     if published:
         con.print("\n[bold]published with the model and left out[/]")

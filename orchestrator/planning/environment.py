@@ -13,19 +13,21 @@ from orchestrator.planning.request import PlanInputs
 
 def explained(
     inputs: PlanInputs, processes: Sequence[ProcessPlan], published: Mapping[str, str]
-) -> dict[str, dict[str, str]]:
-    """Name to {value, reason}; `published` has the reasons of those that the model's recipe sets."""
-    out = {}
+) -> dict[str, str]:
+    """Name to reason; `published` has the reasons of those that the model's recipe sets."""
+    out, own = {}, _own()
     for name, value in ((n, v) for p in processes for n, v in p.env.items()):
         if name in inputs.resolved.profile.env:
             reason = f"set by {inputs.resolved.origin.get(f'env.{name}', 'the profile')}"
         elif name in published:
             reason = f"the model's published launch sets it ({published[name]})"
+        elif name in own["installation"]:
+            reason = own["installation"][name]
         elif inputs.installation.env.get(name) == value:
             reason = f"env of {inputs.installation.name} in engines.yaml"
         else:
-            reason = _own().get(name, "llmserve starts this engine so")
-        out[name] = {"value": value, "reason": reason}
+            reason = own["variables"].get(name, "llmserve starts this engine so")
+        out[name] = reason
     return out
 
 
@@ -36,7 +38,7 @@ def left_out(processes: Sequence[ProcessPlan], published: Mapping[str, str]) -> 
 
 
 @cache
-def _own() -> dict[str, str]:
+def _own() -> dict[str, dict[str, str]]:
     text = (Path(__file__).parent / "environment.json").read_text("utf-8")
-    own: dict[str, str] = json.loads(text)["variables"]
+    own: dict[str, dict[str, str]] = json.loads(text)
     return own

@@ -1,4 +1,5 @@
-"""No plan holds a flag that its version does not have, by lists of names that are none of the planner's.
+"""No plan holds a flag or a variable that its version does not have, by lists of names that are none of the
+planner's.
 
 flag_names.json was read from the releases' own sources, apart from the tables that the engines render by.
 """
@@ -17,6 +18,7 @@ import planned
 import pytest
 
 from orchestrator.engines.base import Installation
+from orchestrator.engines.vllm import captured
 from orchestrator.plan import Plan
 from orchestrator.planning.planner import make_plan
 
@@ -69,6 +71,19 @@ def unknown(plan: Plan, known: frozenset[str]) -> list[str]:
     return [w for w in words if re.match(r"--?[A-Za-z]", w) and w not in known]
 
 
+@cache
+def variables(kind: str, version: str) -> frozenset[str]:
+    """The engine's own variables that a version has; none where no list is of it."""
+    groups: dict[str, str] = NAMES[kind]["variables"]["names"]
+    return frozenset(n for at, names in groups.items() if version in at.split() for n in names.split())
+
+
+def unknown_variables(plan: Plan, known: frozenset[str]) -> list[str]:
+    """The engine's own variables in a plan that are not known; others are other packages'."""
+    own = {"vllm": "VLLM_", "sglang": "SGLANG_"}[plan.engine.kind]
+    return [n for p in plan.processes for n in p.env if n.startswith(own) and n not in known]
+
+
 Case = tuple[str, str, str, str, str, tuple[str, ...]]
 """Kind, version, machine, goal, model and what is set."""
 
@@ -101,6 +116,32 @@ def test_no_plan_of_the_sample_holds_a_flag_that_its_version_does_not_have() -> 
         assert plan.processes, case
         assert plan.engine.version == case[1]
         assert unknown(plan, names(*case[:2])) == [], case
+
+
+def test_no_plan_of_the_sample_holds_a_variable_that_its_version_does_not_have() -> None:
+    held = set()
+    for case in sample():
+        plan, listed_ones = made(case), variables(*case[:2])
+        held |= {n for p in plan.processes for n in p.env}
+        assert not listed_ones or unknown_variables(plan, listed_ones) == [], case
+    assert {"VLLM_NO_USAGE_STATS", "VLLM_ROCM_USE_AITER"} <= held
+
+
+@pytest.mark.parametrize("version", [*NAMES["vllm"]["versions"], "0.21.0", "0.30.0"])
+def test_no_published_launch_holds_a_variable_that_its_version_does_not_have(version: str) -> None:
+    # between two tables those of both are known
+    around = [v for v in NAMES["vllm"]["versions"] if captured.release(v) <= captured.release(version)][-1:]
+    around += [v for v in NAMES["vllm"]["versions"] if captured.release(v) >= captured.release(version)][:1]
+    known = frozenset.intersection(*(variables("vllm", v) for v in around))
+    for model, machine in itertools.product(MODELS, ("8xh200", "8xb200", "8xmi300x")):
+        plan = made(("vllm", version, machine, "throughput", model, ()))
+        assert unknown_variables(plan, known) == [], (model, machine)
+
+
+@pytest.mark.parametrize("version", NAMES["vllm"]["versions"])
+def test_the_table_that_variables_are_kept_by_has_the_same_names(version: str) -> None:
+    ours = planned.installation("vllm", version).extras["variables"]
+    assert {n for n in ours if n.startswith("VLLM_")} == variables("vllm", version)
 
 
 @pytest.mark.full

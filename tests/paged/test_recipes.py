@@ -20,6 +20,7 @@ from recipes_expected import (
 )
 
 from orchestrator.machine import load
+from orchestrator.model_families.families import family
 from orchestrator.model_families.versions import at_least
 from orchestrator.plan import Decision, EngineRef, Plan, Violation
 
@@ -30,11 +31,11 @@ NEWEST = "0.33.0"
 
 
 def plan(e: Expectation, goal: str, version: str = NEWEST, **how: Any) -> Plan:
-    """The plan of an expectation's model on its machine, with consent to the model's code."""
-    machine = machine_for(e.hardware)
+    """The plan of an expectation's model on its machine, with consent where the model comes with code."""
+    machine, card = machine_for(e.hardware), card_for(e)
     assert machine is not None
-    sets = ["trust_remote_code=true"]
-    return planned.plan(card_for(e), machine, goal=goal, version=version, sets=sets, **how)
+    sets = ["trust_remote_code=true"] if card.needs_remote_code else []
+    return planned.plan(card, machine, goal=goal, version=version, sets=sets, **how)
 
 
 def pick(model: str, hardware: str) -> Expectation:
@@ -46,6 +47,63 @@ def test_no_plan_contradicts_a_recipe_without_a_reason(goal: str) -> None:
     found = REPORT["judged"](goal)
     assert len(found) == len(ALL) > 200
     assert [c for _, _, j in found for c in j.contradictions] == []
+
+
+def test_on_an_old_version_what_it_lacks_is_said() -> None:
+    found = REPORT["judged"](REPORT["OLD_GOAL"], REPORT["OLD"])
+    assert [c for _, _, j in found for c in j.contradictions] == []
+    assert sum(t.startswith("version: ") for _, _, j in found for t in j.explained) > 100
+    lacking = {t.partition(": ")[0] for _, _, j in found for t in j.explained if "has no such" in t}
+    assert {"--moe-backend", "VLLM_FLOAT32_MATMUL_PRECISION", "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"} <= lacking
+
+
+def test_consent_is_given_only_where_a_plan_asks_for_it() -> None:
+    code = {str(e) for e in ALL if card_for(e).needs_remote_code}
+    for e, made, j in REPORT["judged"]("latency"):
+        assert made.levers["trust_remote_code"].value is (str(e) in code), e
+        assert ("--trust-remote-code" in planned.flags(made)) is (str(e) in code), e
+        if e.needed.get("trust_remote_code") and str(e) not in code:
+            (said,) = (t for t in j.explained if t.startswith("trust_remote_code: "))
+            assert "without code of its own" in said
+            assert "--trust-remote-code" in made.layout["published_left_out"]
+    assert len(code) > 20
+
+
+def test_variables_of_a_recipe_are_set_where_the_version_has_them() -> None:
+    r1 = pick("deepseek-ai/DeepSeek-R1", "h200")
+    name = "VLLM_USE_FLASHINFER_MOE_FP8"
+    for version, there in (("0.12.0", True), ("0.20.2", True), ("0.27.1", False), (NEWEST, False)):
+        made = plan(r1, "throughput", version)
+        assert (made.processes[0].env.get(name) == "1") is there, version
+        assert (name in made.layout["environment"]) is there
+        said = made.layout["published_left_out"].get(name, "")
+        assert (f"vllm {version} has no such variable" in said) is not there
+    # 0.20.2 had it, 0.27.1 has not: of those between nobody knows
+    between = plan(r1, "throughput", "0.23.0")
+    assert name not in between.processes[0].env
+    assert "unknown" in between.layout["published_left_out"][name]
+
+
+def test_variables_for_other_weights_and_those_that_nobody_reads_are_left_out() -> None:
+    made = plan(pick("deepseek-ai/DeepSeek-R1", "b200"), "throughput", "0.20.2")
+    assert "VLLM_USE_FLASHINFER_MOE_FP4" not in made.processes[0].env
+    assert made.layout["published_left_out"]["VLLM_USE_FLASHINFER_MOE_FP4"].endswith("these are fp8")
+    amd = plan(pick("deepseek-ai/DeepSeek-R1", "mi300x"), "throughput")
+    assert amd.processes[0].env["VLLM_ROCM_USE_AITER"] == "1"
+    assert "SAFETENSORS_FAST_GPU" in amd.layout["published_left_out"]
+
+
+def test_every_lowest_version_of_a_family_is_no_lower_than_the_recipe_s() -> None:
+    """A checkpoint that somebody else made of a recipe's model has the family's row alone."""
+    wrong, held = [], 0
+    for e in {e.model: e for e in ALL}.values():
+        found = family(dataclasses.replace(card_for(e), source="", name=f"{e.model}-W4A16"))
+        if found is not None and not found.recipe and "vllm" in found.since:
+            lowest, held = found.since["vllm"], held + 1
+            if not at_least(lowest, e.min_version):
+                wrong.append((e.model, lowest, e.min_version))
+    assert wrong == []
+    assert held > 20
 
 
 def test_parsers_are_the_recipe_s_for_agents() -> None:

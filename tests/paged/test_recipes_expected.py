@@ -95,7 +95,11 @@ def test_the_product_asks_for_what_the_recipe_asks(e: Expectation) -> None:
     consent = {"trust_remote_code": True} if e.needed.get("trust_remote_code") else {}
     ceiling = {"max_model_len": needs.max_model_len} if needs.max_model_len else {}
     assert {**needs.levers, **consent, **ceiling} == dict(e.needed)
-    assert (needs.suggested, needs.flags, needs.env) == (e.suggested, e.flags, e.env)
+    assert (needs.suggested, needs.flags) == (e.suggested, e.flags)
+    # for other weights, or read by nobody: each with its reason
+    left_out = {name: value for name, value in e.env.items() if needs.left_out.get(name)}
+    assert {**needs.env, **left_out} == e.env
+    assert not set(needs.env) & set(left_out)
 
 
 @pytest.mark.parametrize("e", ALL, ids=str)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planning_inputs import EMBEDDED, GOALS, SERVER, card, plan
+from planning_inputs import EMBEDDED, GOALS, SERVER, card, gpu, machine, plan
 from rich.console import Console
 
 from orchestrator.cli import main, output, plan_view
@@ -90,6 +90,17 @@ def test_explain_tells_rule_reason_and_what_was_rejected(run: Any) -> None:
     assert code == 0
     for text in ("edge_small_model", "gguf_llamacpp", "not embedded", "threads_leave_a_core", "left out"):
         assert text in out, text
+
+
+def test_explain_tells_why_each_variable_is_set(run: Any) -> None:
+    code, out, _ = run("--goal", "edge", "--explain")
+    assert code == 0
+    shown = " ".join(out.split())
+    assert "GGML_NO_BACKTRACE = 1 a crash starts no debugger on itself" in shown
+    for goal in GOALS:
+        made = plan(goal, on=machine(gpus=[gpu(0, 24)]))
+        assert set(made.layout["environment"]) == {n for p in made.processes for n in p.env}
+        assert "llmserve starts this engine so" not in made.layout["environment"].values()
 
 
 def test_json_is_the_plan_and_nothing_else(run: Any) -> None:
