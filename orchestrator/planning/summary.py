@@ -23,6 +23,7 @@ def model(s: Situation, context_length: int) -> dict[str, Any]:
         "architecture": card.architecture,
         "parameters": card.parameters,
         "quantization": card.quantization,
+        "quantization_method": _method(card),
         "context_length": context_length,
         "weights_bytes": card.weights_bytes,
         "weights_estimated": card.weights_estimated,
@@ -45,6 +46,12 @@ def model(s: Situation, context_length: int) -> dict[str, Any]:
         "needs_remote_code": card.needs_remote_code,
         "draft": _draft(s.inputs.draft),
     }
+
+
+def _method(card: ModelCard) -> str | None:
+    """The checkpoint's own word for its quantization; who writes none is ModelOpt."""
+    table = card.quantization_config
+    return str(table.get("quant_method") or "modelopt").lower()[:32] if table else None
 
 
 def _draft(draft: ModelCard | None) -> dict[str, Any] | None:

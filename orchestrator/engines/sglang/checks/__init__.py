@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.engines.base import Installation
-from orchestrator.engines.sglang.checks import host, sizes, table, values
+from orchestrator.engines.sglang.checks import amd, host, sizes, table, values
 from orchestrator.engines.sglang.checks.args import Args, read
 from orchestrator.plan import Plan, Violation
 
@@ -47,6 +47,7 @@ def refused(args: Args) -> Iterator[Violation]:
         sizes.room,
         sizes.draft,
         sizes.quantization,
+        amd.quantization,
         host.memory,
         host.files,
         values.inside,
