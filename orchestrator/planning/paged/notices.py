@@ -128,7 +128,7 @@ def _devices(s: Situation, z: Sizing) -> list[str]:
         out.append(f"the layout takes {z.layout.nodes} nodes: {how}")
     if s.gpu is not None and s.gpu.vendor == "amd":
         out.append("AMD devices are planned from a machine file: nothing here measured them")
-        if "nvfp4" in (s.card.quantization or ""):
+        if s.kind == "vllm" and "nvfp4" in (s.card.quantization or ""):
             out.append(
                 "NVFP4 is emulated on AMD, weights are unpacked in every step: MXFP4 or FP8 are faster"
             )
