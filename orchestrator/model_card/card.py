@@ -30,6 +30,16 @@ class HybridState:
 
 
 @dataclass(frozen=True, slots=True)
+class Flaw:
+    """What is wrong with a checkpoint's small files, said of the model ("holds no tokenizer"). `fatal`: vLLM
+    and SGLang end at start by it."""
+
+    code: str
+    what: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """A checkpoint's facts. Sizes in bytes or tokens; None means the checkpoint does not say.
 
@@ -100,3 +110,6 @@ class ModelCard:
     class_known: bool = True
     generates: bool = True
     weight_groups: Mapping[str, int] = field(default_factory=dict, hash=False)
+    activation: str | None = None
+    missing_shards: tuple[str, ...] = ()
+    flaws: tuple[Flaw, ...] = ()

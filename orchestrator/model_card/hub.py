@@ -149,11 +149,10 @@ def _transformers_card(remote: Remote, name: str) -> ModelCard:
         if "hf_quant_config.json" in files
         else {}
     )
-    template = any(f in files for f in huggingface.TEMPLATE_FILES)
     tokenizer: dict[str, Any] = {}
-    if (not template or "auto_map" in config) and "tokenizer_config.json" in files:
+    if "tokenizer_config.json" in files:
         tokenizer = remote.json("tokenizer_config.json", huggingface.MAX_TOKENIZER_CONFIG_BYTES)
-        template = template or huggingface.has_template(tokenizer)
+    template = any(f in files for f in huggingface.TEMPLATE_FILES) or huggingface.has_template(tokenizer)
     index = None
     if safetensors.INDEX in files:
         text = remote.whole(safetensors.INDEX, safetensors.MAX_INDEX_BYTES)
@@ -171,7 +170,7 @@ def _transformers_card(remote: Remote, name: str) -> ModelCard:
             name=name,
             path=None,
             chat_template=template,
-            tokenizer_code=bool(tokenizer.get("auto_map")),
+            tokenizer=tokenizer,
             beside=beside,
             files=shards,
             header=safetensors.together(headers) if headers else None,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import LlmserveError
-from orchestrator.model_card import estimate, identity, safetensors, weight_groups
+from orchestrator.model_card import estimate, flaws, identity, safetensors, stored_shapes, weight_groups
 from orchestrator.model_card.card import HybridState, ModelCard
 from orchestrator.model_card.config import Config, Layers, layers_of, number_in
 from orchestrator.model_card.quantization import dtype_bytes, quantization_of
@@ -31,26 +32,29 @@ def read_folder(folder: Path, source: str, name: str) -> ModelCard:
     beside: dict[str, Any] = {}
     if (folder / "hf_quant_config.json").exists():
         beside = read_json(folder / "hf_quant_config.json", MAX_CONFIG_BYTES)
-    weights = safetensors.read_folder(folder)
-    template = any((folder / f).exists() for f in TEMPLATE_FILES)
+    names = sorted(p.name for p in folder.iterdir())
+    files, header = safetensors.read_folder(folder, names)
     tokenizer: dict[str, Any] = {}
-    if (not template or "auto_map" in config) and (folder / "tokenizer_config.json").exists():
+    if (folder / "tokenizer_config.json").exists():
         tokenizer = read_json(folder / "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
-        template = template or has_template(tokenizer)
+    template = any((folder / f).exists() for f in TEMPLATE_FILES) or has_template(tokenizer)
     try:
-        return card_of(
+        card = card_of(
             config,
             source=source,
             name=name,
             path=str(folder.absolute()),
             chat_template=template,
-            tokenizer_code=bool(tokenizer.get("auto_map")),
+            tokenizer=tokenizer,
             beside=beside,
-            files=weights[0] if weights else [],
-            header=weights[1] if weights else None,
+            files=files if header else [],
+            header=header,
         )
     except Damaged as e:
         raise of_config(str(folder / "config.json"), config, e) from None
+    if header is None:
+        return replace(card, missing_shards=tuple(files))
+    return replace(card, flaws=(*card.flaws, *flaws.of_folder(folder, names, tokenizer)))
 
 
 def of_config(name: str, config: Mapping[str, Any], e: Damaged) -> LlmserveError:
@@ -77,15 +81,15 @@ def card_of(
     name: str,
     path: str | None,
     chat_template: bool = False,
-    tokenizer_code: bool = False,
+    tokenizer: Mapping[str, Any] | None = None,
     beside: Mapping[str, Any] | None = None,
     files: list[str] | None = None,
     header: SafetensorsHeader | None = None,
 ) -> ModelCard:
     """config.json (and, where there are weights, their headers) to a card. Raises Damaged.
 
-    `beside` is ModelOpt's hf_quant_config.json. Without a header the weights are estimated. `tokenizer_code`:
-    the tokenizer needs code of the repository.
+    `beside` is ModelOpt's hf_quant_config.json. `tokenizer` its tokenizer_config.json. Without a header the
+    weights are estimated.
     """
     c = Config(config)
     layers = layers_of(c)
@@ -94,6 +98,8 @@ def card_of(
         raise c.wrong("layers", f"and {header.layers} of its layers have tensors")
     heads = c.fact("heads", least=1, most=1 << 16)
     kv = _kv_heads(c, layers, heads)
+    if header is not None:
+        stored_shapes.check(c, layers, heads, kv, header.shapes)
     hidden = c.fact("hidden", least=1)
     rank = c.whole("kv_lora_rank")
     head_dim = estimate.head_dim_of(c, heads)
@@ -158,7 +164,8 @@ def card_of(
         expert_layers=tuple(f == "experts" for f in layers.feeds) if experts else None,
         tied_embeddings=estimate.tied(c) and "lm_head" not in groups,
         weight_groups=groups,
-        **identity.of(c, beside or {}, tokenizer_code=tokenizer_code),
+        flaws=flaws.of_config(c, name, quantization.name, header.elements if header else None),
+        **identity.of(c, beside or {}, tokenizer or {}),
     )
 
 

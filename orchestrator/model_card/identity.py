@@ -22,8 +22,9 @@ _OTHER_SENSES = (
 _MAX_SMALL_BYTES = 2048
 
 
-def of(c: Config, beside: Mapping[str, Any], *, tokenizer_code: bool) -> dict[str, Any]:
-    """The card's fields on identity, by name. `beside` is ModelOpt's hf_quant_config.json."""
+def of(c: Config, beside: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The card's fields on identity, by name. `beside` is ModelOpt's hf_quant_config.json, `tokenizer` its
+    tokenizer_config.json."""
     experts = c.fact("experts", 0)
     wide = c.fact("feed_forward", 0)
     shared = 0
@@ -40,7 +41,7 @@ def of(c: Config, beside: Mapping[str, Any], *, tokenizer_code: bool) -> dict[st
         "intermediate_size": c.fact("dense_feed_forward", 0) or wide or None,
         "moe_intermediate_size": (c.fact("expert_feed_forward", 0) or wide or None) if experts else None,
         "shared_experts": shared,
-        "needs_remote_code": tokenizer_code or _runs_code(c),
+        "needs_remote_code": _runs_code(c) or _runs_tokenizer(c, tokenizer),
         "multimodal": any(c.outer.get(k) is not None for k in _OTHER_SENSES),
         "encoder_decoder": c.get("is_encoder_decoder") is True
         or bool(kinds & set(tables()["encoder_decoder"])),
@@ -48,6 +49,7 @@ def of(c: Config, beside: Mapping[str, Any], *, tokenizer_code: bool) -> dict[st
         "generates": _generates(c),
         "index_head_dim": c.whole("index_head_dim") or None,
         "compressed_attention": bool(c.text.get("compress_ratios")),
+        "activation": _activation(c),
     }
 
 
@@ -89,6 +91,23 @@ def _runs_code(c: Config) -> bool:
     if "AutoConfig" in mapped and str(c.outer.get("model_type")) not in tables()["native_despite_auto_map"]:
         return True
     return any(str(name).startswith("AutoModel") for name in mapped) and not _known(c)
+
+
+def _runs_tokenizer(c: Config, tokenizer: Mapping[str, Any]) -> bool:
+    """transformers asks to run a repository's tokenizer where it has none of its own for the model type and
+    does not know the tokenizer's class either (5.19.0 models/auto/tokenization_auto.py from_pretrained)."""
+    mapped = tokenizer.get("auto_map")
+    if not (mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped):
+        return False
+    if str(c.outer.get("model_type")) in classes()["tokenizer_types"]:
+        return False
+    return str(tokenizer.get("tokenizer_class")).removesuffix("Fast") not in classes()["tokenizers"]
+
+
+def _activation(c: Config) -> str | None:
+    keys = ("hidden_act", "hidden_activation", "activation_function")
+    named = next((c.text.get(key) for key in keys if c.text.get(key) is not None), None)
+    return named[:64] if isinstance(named, str) else None
 
 
 def _quantization(c: Config, beside: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.model_card import weight_groups
+from orchestrator.model_card import stored_shapes, weight_groups
 from orchestrator.model_card.reading import (
     Bytes,
     Damaged,
@@ -37,12 +37,14 @@ SINGLE = "model.safetensors"
 class SafetensorsHeader:
     """`data_bytes` is what the tensors take; `elements` maps a dtype ("BF16") to how many there are of it;
     `layers` is one more than the highest layer that a tensor's name has, 0 where no name has one. `groups`
-    are bytes by layer (None outside of layers) and group (`weight_groups.group_of`)."""
+    are bytes by layer (None outside of layers) and group (`weight_groups.group_of`). `shapes` are those of
+    embeddings and projections that are stored as they are used (`stored_shapes.Shapes`)."""
 
     data_bytes: int
     elements: Mapping[str, int]
     layers: int = 0
     groups: Mapping[tuple[int | None, str], int] = field(default_factory=dict)
+    shapes: stored_shapes.Shapes = field(default_factory=dict)
 
 
 def read_header(source: Bytes) -> SafetensorsHeader:
@@ -66,10 +68,14 @@ def read_header(source: Bytes) -> SafetensorsHeader:
     data.pop("__metadata__", None)
     elements: Counter[str] = Counter()
     groups: Counter[tuple[int | None, str]] = Counter()
+    shapes: dict[tuple[int | None, str], tuple[int, ...]] = {}
     total = end = layers = 0
     for name, entry in data.items():
         dtype, count, begin, stop = _entry(name, entry)
         elements[dtype] += count
+        judged = stored_shapes.judged(name, dtype, entry["shape"])
+        if judged is not None:
+            shapes[judged] = tuple(entry["shape"])
         total += stop - begin
         groups[weight_groups.group_of(name)] += stop - begin
         end = max(end, stop)
@@ -79,7 +85,9 @@ def read_header(source: Bytes) -> SafetensorsHeader:
         raise Damaged(f"has tensors that overlap or leave holes: {total:,} bytes in {end:,}")
     if 8 + length + end > source.size:
         raise Damaged(f"is cut: {source.size:,} bytes of {8 + length + end:,} are there")
-    return SafetensorsHeader(data_bytes=total, elements=dict(elements), layers=layers, groups=dict(groups))
+    return SafetensorsHeader(
+        data_bytes=total, elements=dict(elements), layers=layers, groups=dict(groups), shapes=shapes
+    )
 
 
 def _entry(name: str, entry: Any) -> tuple[str, int, int, int]:
@@ -126,30 +134,39 @@ def weight_files(names: list[str], index: list[str] | None) -> list[str]:
     return sorted(n for n in names if n.endswith(".safetensors") and not n.startswith(copies))
 
 
-def read_folder(folder: Path) -> tuple[list[str], SafetensorsHeader] | None:
-    """All shards of a folder and their headers as one; None where it holds no safetensors weights.
+def read_folder(folder: Path, names: list[str]) -> tuple[list[str], SafetensorsHeader | None]:
+    """All shards of a folder with these entries, and their headers as one. Where it holds no safetensors
+    weights there is no header, and the shards are those that an index names in vain.
 
-    Raises LlmserveError where a shard is missing, cut or damaged; it is named.
+    Raises LlmserveError where some shards are missing, or one is cut or damaged; it is named.
     """
-    names = sorted(p.name for p in folder.iterdir())
     index = None
     if INDEX in names:
         index = read_index(read_small(folder / INDEX, MAX_INDEX_BYTES), str(folder / INDEX))
     files = weight_files(names, index)
-    if index and not any(f in names for f in index):
-        # a folder of configuration files alone, as `--include *.json` leaves it
-        return None
+    missing = [f for f in files if f not in names]
+    if len(missing) == len(files):
+        # configuration files alone, as `--include *.json` leaves them, or a download that has just begun
+        return files, None
+    if missing:
+        raise unreadable(
+            str(folder),
+            f"is an incomplete download: {INDEX} names {len(files)} shards, and {_listed(missing)} missing",
+            "fetch it again: what is there already is kept",
+        )
     headers = []
     for file in files:
-        if file not in names:
-            raise unreadable(
-                str(folder),
-                f"lacks {file}, one of {len(files)} shards its index names",
-                "fetch the missing shard",
-            )
         with LocalFile(folder / file) as f:
             headers.append(checked(f))
-    return (files, together(headers)) if files else None
+    return files, together(headers)
+
+
+def _listed(files: list[str]) -> str:
+    """`a and b are`, `a is`; of many the first three and how many more."""
+    if len(files) == 1:
+        return f"{files[0]} is"
+    shown = files[:3] + ([f"{len(files) - 3} more"] if len(files) > 3 else [])
+    return f"{', '.join(shown[:-1])} and {shown[-1]} are"
 
 
 def checked(source: Bytes) -> SafetensorsHeader:
@@ -168,4 +185,5 @@ def together(headers: list[SafetensorsHeader]) -> SafetensorsHeader:
         elements.update(header.elements)
         groups.update(header.groups)
     layers = max((h.layers for h in headers), default=0)
-    return SafetensorsHeader(sum(h.data_bytes for h in headers), dict(elements), layers, dict(groups))
+    shapes = {key: shape for h in headers for key, shape in h.shapes.items()}
+    return SafetensorsHeader(sum(h.data_bytes for h in headers), dict(elements), layers, dict(groups), shapes)

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 
 from orchestrator.plan import Decision
+from orchestrator.planning import checkpoint
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.situation import Situation
 from orchestrator.planning.words import count
@@ -16,7 +17,7 @@ _INT32 = 2**31
 def neutral(s: Situation, levers: Mapping[str, Decision], *, copies: bool = False) -> list[Finding]:
     """Every refusal that follows from model, address, layout and promises. `copies`: whether the engine runs
     copies of the model behind a balancer of its own."""
-    found = [*_model(s), *_unusable(s), *_address(s), *_not_yet(s, copies)]
+    found = [*_model(s), *checkpoint.findings(s), *_unusable(s), *_address(s), *_not_yet(s, copies)]
     if s.lossless:
         found += _lossy(s, levers)
     return found
@@ -33,7 +34,13 @@ def _model(s: Situation) -> Iterator[Finding]:
             "give --model a language model (its class ends with ForCausalLM)",
         )
     if card.format == "config":
-        if s.inputs.launching:
+        if s.inputs.launching and card.missing_shards:
+            yield Finding(
+                "no_weights",
+                f"{card.name} cannot be launched: {checkpoint.missing(card)}",
+                "fetch it again: what is there already is kept",
+            )
+        elif s.inputs.launching:
             yield Finding(
                 "no_weights",
                 f"{card.name} is a configuration without weights: it can be planned, not launched",

@@ -5,6 +5,8 @@ Pure: the same inputs give the same Plan, with no clock, network or disk in betw
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.plan import Plan
 from orchestrator.planning.request import PlanInputs
 
@@ -18,6 +20,8 @@ def make_plan(inputs: PlanInputs) -> Plan:
         from orchestrator.planning.llamacpp import branch as llamacpp
 
         return llamacpp.make_plan(inputs)
+    from orchestrator.planning import checkpoint
     from orchestrator.planning.paged import branch as paged
 
-    return paged.make_plan(inputs)
+    plan = paged.make_plan(inputs)
+    return replace(plan, warnings=(*plan.warnings, *checkpoint.words(inputs.card)))

@@ -242,13 +242,6 @@ def test_a_folder_with_a_gguf_beside_its_config_is_the_gguf(tmp_path: Path) -> N
     assert read_card(str(tmp_path)).format == "gguf"
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder(tmp_path, shards=3)
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(LlmserveError, match=r"lacks model-00002-of-00003\.safetensors"):
-        read_card(str(tmp_path))
-
-
 def test_an_index_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
     folder(tmp_path, shards=2)
     index = {"weight_map": {"a": "../../etc/passwd.safetensors"}}
