@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from orchestrator.engines.registry import engine as engine_of
 from orchestrator.plan import Plan
 from orchestrator.supervisor import failures, ports, process, readiness, shared_memory, status, stopping
 from orchestrator.supervisor import lifecycle as lc
+from orchestrator.supervisor.asking import asker
 from orchestrator.supervisor.health import Judge, LivenessSettings
 from orchestrator.supervisor.restart import RestartSettings
 from orchestrator.supervisor.run import Ending, Run, steady_now
@@ -68,8 +70,8 @@ class Deployment:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.Task[None]] = set()
         self._lookers: set[asyncio.Task[None]] = set()
-        # proxies of the daemon's environment have no business between it and a server on this host
-        self._http = httpx.AsyncClient(timeout=5, trust_env=False, verify=False)
+        self._client = partial(asker, plan.engine.kind, {**env, **self.process_plan.env})
+        self._http = self._client(5)
 
     # for others
 
@@ -431,7 +433,7 @@ class Deployment:
     async def _probe(self, judge: Judge) -> None:
         patience_s = self.liveness.deadline_loaded_s * self.liveness.strikes
         try:
-            async with httpx.AsyncClient(timeout=patience_s, trust_env=False, verify=False) as client:
+            async with self._client(patience_s) as client:
                 await self.engine.prove(client, self.endpoint or "", self.served_model)
             judge.probe_returned(steady_now(), True)
         except (httpx.HTTPError, ValueError) as e:

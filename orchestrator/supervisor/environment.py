@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 @cache
-def _lists() -> dict[str, list[str]]:
+def _lists() -> dict[str, Any]:
     import yaml
 
-    data: dict[str, list[str]] = yaml.safe_load(
+    data: dict[str, Any] = yaml.safe_load(
         (Path(__file__).parent / "environment.yaml").read_text(encoding="utf-8")
     )
     return data
@@ -38,6 +39,13 @@ def allowed(env: Mapping[str, str]) -> dict[str, str]:
         for k, v in env.items()
         if _matches(k, allow) and not _matches(k, deny) and not (k == "VLLM_PORT" and _URI.match(v))
     }
+
+
+def authorization(kind: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The HTTP headers that a server of this kind asks for where `env` gives it a key."""
+    variable = _lists()["api_key"].get(kind)
+    key = env.get(variable, "").partition(",")[0].strip() if variable else ""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -118,6 +119,25 @@ def test_a_foreign_holder_of_a_port_is_named(cli: Cli, model: str) -> None:
         taken = cli("launch", "--goal", "edge", "--model", model, "--name", "two", "--port", port, "--json")
     assert (taken.code, taken.json["error"]["code"]) == (3, "port_taken")
     assert str(os.getpid()) in taken.json["error"]["message"]
+
+
+def test_a_server_with_a_key_becomes_ready_and_shows_it_nowhere(
+    cli: Cli, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.env, "LLAMA_API_KEY", "hidden-key")
+    found = cli.ok("launch", "--goal", "edge", "--model", model, "--name", "keyed")
+    asked = found["endpoint"] + "/v1/models"
+    bearer = {"Authorization": "Bearer hidden-key"}
+    body = {"model": found["served_model"], "prompt": "a", "max_tokens": 1}
+    try:
+        assert httpx.post(found["endpoint"] + "/v1/completions", json=body, timeout=30).status_code == 401
+        assert httpx.get(asked, headers=bearer, timeout=30).status_code == 200
+        assert all(c["ok"] for c in found["plan_vs_actual"])
+        shown = json.dumps(status(cli, "keyed")) + cli("logs", "keyed").out + cli("events", "keyed").out
+        lines = [Path(f"/proc/{m.pid}/cmdline").read_text() for m in process.members(cli.marker("keyed"))]
+        assert "hidden-key" not in shown + "".join(lines)
+    finally:
+        cli.ok("stop", "keyed")
 
 
 def test_kill_of_the_daemon_loses_nothing(cli: Cli, launched: dict) -> None:

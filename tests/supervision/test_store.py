@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.errors import Exit, LlmserveError
 from orchestrator.supervisor import store
-from orchestrator.supervisor.environment import allowed, redacted
+from orchestrator.supervisor.environment import allowed, authorization, redacted
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,15 @@ def test_state_files_are_the_users_alone():
     folder.write_env({"HF_TOKEN": "hf_x"})
     assert (folder.path / "env.json").stat().st_mode & 0o777 == 0o600
     assert json.loads((folder.path / "env.json").read_text()) == {"HF_TOKEN": "hf_x"}
+
+
+def test_a_server_with_a_key_is_asked_with_it():
+    assert authorization("vllm", {"VLLM_API_KEY": "one", "LLAMA_API_KEY": "two"}) == {
+        "Authorization": "Bearer one"
+    }
+    assert authorization("llamacpp", {"LLAMA_API_KEY": "two, three"}) == {"Authorization": "Bearer two"}
+    assert authorization("sglang", {"VLLM_API_KEY": "one", "": "x"}) == {}
+    assert authorization("vllm", {"VLLM_API_KEY": ""}) == {}
 
 
 def test_the_engine_inherits_the_allowed_names_and_nothing_else():
