@@ -33,7 +33,8 @@ DEFAULTS: Mapping[str, Any] = {
     "--page-size": 1, "--moe-a2a-backend": "none", "--schedule-policy": "fcfs",
     "--disaggregation-mode": "null", "--disaggregation-transfer-backend": "mooncake",
     "--speculative-ngram-max-bfs-breadth": 10, "--port": 30000, "--tokenizer-worker-num": 1,
-    "--max-loras-per-batch": 8, "--load-balance-method": "auto", "--speculative-ngram-external-sam-budget": 0,
+    "--dcp-size": 1, "--max-loras-per-batch": 8, "--load-balance-method": "auto",
+    "--speculative-ngram-external-sam-budget": 0,
 }  # fmt: skip
 
 
@@ -111,14 +112,23 @@ class Args:
 
     @cached_property
     def attention(self) -> int:
-        """Attention ranks: --attn-dp-size, or --dp-size with the older --enable-dp-attention."""
+        """Attention ranks: --attn-dp-size, or --dp-size with --enable-dp-attention; all of them with DWDP."""
+        if 1 < self.dwdp == self.tensor:
+            return self.tensor
         ranks = _positive(self.number("--attn-dp-size"))
         if ranks == 1 and self.on("--enable-dp-attention"):
             return _positive(self.number("--dp-size"))
         return ranks
 
     @cached_property
+    def dwdp(self) -> int:
+        """Ranks that hold the experts' weights for one another (0.5.23, parallel_hook.py:433)."""
+        return _positive(self.number("--dwdp-size"))
+
+    @cached_property
     def data(self) -> int:
+        if self.dwdp > 1:
+            return 1
         copies = _positive(self.number("--dp-size"))
         moved = self.on("--enable-dp-attention") and _positive(self.number("--attn-dp-size")) == 1
         return 1 if moved else copies
@@ -133,7 +143,7 @@ class Args:
 
     @cached_property
     def expert(self) -> int:
-        return self.tensor if self.a2a in _SPANNING else _positive(self.number("--ep-size"))
+        return self.tensor if self.a2a in _SPANNING or self.dwdp > 1 else _positive(self.number("--ep-size"))
 
     @cached_property
     def attention_tensor(self) -> int:
@@ -268,7 +278,22 @@ class Args:
 
     @property
     def expert_forced(self) -> bool:
-        return self.expert != _positive(self.number("--ep-size")) and self.given("--ep-size")
+        spread = self.a2a in _SPANNING and self.expert != _positive(self.number("--ep-size"))
+        return spread and self.given("--ep-size")
+
+    @property
+    def dwdp_is_not_tensor(self) -> bool:
+        return self.dwdp not in (1, self.tensor)
+
+    @property
+    def elastic_scaling(self) -> bool:
+        """Whether ranks of experts may join at run time (0.5.23, parallel_hook.py:570)."""
+        most = self.number("--max-ep-size")
+        return self.given("--elastic-ep-backend") and most is not None and most > self.tensor
+
+    @property
+    def elastic_initial_size_without_scaling(self) -> bool:
+        return self.given("--elastic-ep-initial-size") and not self.elastic_scaling
 
     @property
     def draft_tokens_overruled(self) -> bool:

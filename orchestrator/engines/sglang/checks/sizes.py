@@ -52,6 +52,15 @@ def ranks(args: Args) -> Iterator[Violation]:
             "correct it in engine_args, or take it out",
         )
     yield from _experts(args)
+    yield from _expert_copies(args, context)
+    shared, cut = args.number("--shared-experts-tp-size"), args.attention_tensor // max(1, context)
+    if shared is not None and (shared < 1 or cut % shared):
+        # 0.5.23, arg_groups/parallel_hook.py:214
+        yield Violation(
+            "shared_experts_division",
+            f"--shared-experts-tp-size {shared} does not divide the {cut} ranks of one attention layer",
+            f"use one of {_divisors(cut)} in engine_args",
+        )
 
 
 def heads(args: Args) -> Iterator[Violation]:
@@ -274,6 +283,32 @@ def _experts(args: Args) -> Iterator[Violation]:
             "a2a_needs_attention_dp",
             f"--moe-a2a-backend {args.a2a} needs as many attention ranks as the tensor size {tensor}",
             "use --set tensor_parallel_size=1 with attention_data_parallel_size, or another backend",
+        )
+
+
+def _expert_copies(args: Args, context: int) -> Iterator[Violation]:
+    """--moe-dp-size (0.5.23, arg_groups/parallel_hook.py:171; the same in 0.5.9 but for the last rule)."""
+    copies, expert, tensor = args.number("--moe-dp-size"), args.expert, args.tensor
+    if copies is None or copies == 1:
+        return
+    ranks = expert * copies
+    if copies > 1 and (tensor % copies or ranks > tensor or (expert > 1 and ranks != tensor)):
+        yield Violation(
+            "expert_copies_division",
+            f"--moe-dp-size {copies} times {expert} ranks of experts is not the tensor size {tensor}",
+            "correct --moe-dp-size in engine_args, or use --set expert_parallel=false",
+        )
+    elif copies > 1 and args.pipeline > 1:
+        yield Violation(
+            "expert_copies_with_stages",
+            f"--moe-dp-size {copies} does not work with pipeline stages",
+            "use --set pipeline_parallel_size=1, or take it out of engine_args",
+        )
+    elif copies != context and args.version >= (0, 5, 15):
+        yield Violation(
+            "expert_copies_and_context",
+            f"--moe-dp-size {copies} is neither 1 nor the --attn-cp-size {context}",
+            "use the same number for both in engine_args, or take --moe-dp-size out",
         )
 
 
