@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import planned
 import pytest
 
 from orchestrator.model_card.card import ModelCard
@@ -249,11 +251,34 @@ def situation(model: ModelCard, draft: ModelCard | None = None, **levers: Any) -
         device="cuda",
         goal="latency",
         profile=SimpleNamespace(workload=workload),
-        inputs=SimpleNamespace(draft=draft, installation=SimpleNamespace(extras=extras)),
+        inputs=SimpleNamespace(draft=draft, installation=SimpleNamespace(extras=extras, captured=False)),
         given=levers.get,
         is_free=lambda name: name not in levers,
         as_given=lambda name: Decision(levers[name], "set by --set", "user"),
     )
+
+
+def test_what_somebody_could_bring_is_named_with_how() -> None:
+    d = chosen(QWEN, VLLM, "latency", 8, captured=True)
+    assert d.value == "off"
+    assert "--set 'speculative={method: eagle3, model: HEAD, num_tokens: 3}'" in against(d, "eagle3")
+    assert "the same 151936 words" in against(d, "draft_model")
+    assert "--set 'speculative={method: draft_model, model: MODEL" in against(d, "draft_model")
+    # no environment is spoken of where none is
+    assert "environment" not in against(chosen(QWEN, VLLM, "agent", 4, captured=True), "suffix")
+    assert "environment" in against(chosen(QWEN, VLLM, "agent", 4), "suffix")
+    # a load that leaves no arithmetic has no use for them
+    methods = [r.value["method"] for r in chosen(QWEN, VLLM, "latency", 200).rejected]
+    assert not {"eagle3", "draft_model"} & set(methods)
+
+
+def test_a_plan_says_what_guessing_brings_where_it_was_laid_out() -> None:
+    def reason(model: str) -> str:
+        return planned.plan(model, "8xh200", goal="agent").levers["speculative"].reason
+
+    found = re.search(r"about (\d\.\d) times faster at 4 at once \(85%", reason("deepseek-ai/DeepSeek-V3"))
+    assert found is not None
+    assert 1.2 <= float(found[1]) <= 1.6
 
 
 def test_a_plans_situation_is_asked_and_the_layout_that_was_set_counts() -> None:

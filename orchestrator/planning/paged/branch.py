@@ -12,7 +12,7 @@ from orchestrator.plan import Decision, EngineRef, Plan, Violation
 from orchestrator.planning import checks, environment, summary
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import checks as own_checks
-from orchestrator.planning.paged import choose, dtype, levers, notices, predictions, running
+from orchestrator.planning.paged import choose, dtype, levers, notices, predictions, running, speculation
 from orchestrator.planning.paged.left_out import IN_EFFECT, LEFT_OUT, WORDLESS
 from orchestrator.planning.paged.remedies import Trial, settled
 from orchestrator.planning.paged.situation import Situation
@@ -169,7 +169,7 @@ def _decide(s: Situation, chosen: choose.Chosen) -> Decisions:
     d["kv_cache_dtype"] = levers.kv_type(s, z.kv_dtype)
     d["prefix_caching"] = levers.prefix_caching(s)
     d["kv_offload_bytes"] = levers.kv_offload(s, z)
-    d["speculative"] = chosen.speculative
+    d["speculative"] = speculation.told(s, chosen.speculative, z.layout, z.estimate)
     d["quantization"] = levers.quantization(s)
     d["dtype"] = dtype.decide(s)
     d["cuda_graph"] = running.graphs(s, z)

@@ -40,7 +40,8 @@ class Estimate:
 
     `tpot_ms` counts the prefill of others that runs meanwhile; `itl_stall_ms` is the longest gap, a step with
     a full chunk of prefill. A published figure lies between `low` and `high` times the estimate. `bound_by`
-    is the largest part of a decode step; `basis` says what the estimate rests on.
+    is the largest part of a decode step; `basis` says what the estimate rests on. `speedup` is how many times
+    faster tokens come than without speculation.
     """
 
     ttft_ms: float
@@ -51,6 +52,7 @@ class Estimate:
     high: float
     bound_by: Bound
     basis: str
+    speedup: float = 1.0
 
 
 def why_unknown(layout: Layout) -> str | None:
@@ -111,6 +113,13 @@ def estimate(
     beside = max(work, chunks * s.read_ms(chunk)) + chunks * fixed if kind == "sglang" else work
     beside = beside * (copy - 1) / max(1, output_tokens) / layout.pipeline
     tpot = (step + beside) / gain(speculative, copy)
+    agreed = _agreed(speculative)
+    if agreed is not None:
+        made, checked, passes = agreed
+        reading_all, computing_all, links_all, _ = s.decode(copy, context, checked)
+        # a prediction layer is one more for each pass
+        checking = (max(reading_all, computing_all) + links_all + fixed) * (1 + passes / card.layers)
+        tpot = checking / made + beside
     busy = min(0.9, beside / (step + beside))
     ttft = alone + (step if copy > 1 else 0) + alone * min(busy / (1 - busy), copy) / 2
     stall = step + s.prefill_ms(max(0, max_num_batched_tokens - int(copy)), context)
@@ -126,6 +135,7 @@ def estimate(
         high=band,
         bound_by=max(parts, key=lambda p: parts[p]),
         basis=f"roofline of {s.source}, good to a factor of {band:g}",
+        speedup=(step + beside) / tpot,
     )
 
 
@@ -186,6 +196,25 @@ def gain(speculative: Any, concurrency: float) -> float:
     return float(known[-1][1])
 
 
+def acceptance(speculative: Any) -> float | None:
+    """The share of a method's guesses that the model agrees with, None where only its gain is known."""
+    method = speculative.get("method") if isinstance(speculative, Mapping) else speculative
+    rate: float | None = _table()["acceptance"].get(method)
+    return rate
+
+
+def _agreed(speculative: Any) -> tuple[float, int, int] | None:
+    """Tokens that a step makes on average, tokens that it computes of a sequence, and passes of the draft."""
+    rate = acceptance(speculative)
+    if rate is None or not isinstance(speculative, Mapping):
+        return None
+    guesses = int(speculative.get("num_tokens") or 1)
+    # SGLang counts the token that is sure among those that are checked
+    passes = int(speculative.get("num_steps") or guesses)
+    checked = guesses if "num_steps" in speculative else guesses + 1
+    return sum(rate**i for i in range(passes + 1)), checked, passes
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """One copy's step on its devices, times in milliseconds. `touched` bytes are read by every token,
@@ -214,16 +243,17 @@ class _Step:
         routed = self.routed * (1 - (1 - self.share) ** tokens) if self.routed else 0.0
         return (self.touched + routed) / self.bandwidth * self.stages
 
-    def decode(self, sequences: float, context: float) -> tuple[float, float, float, float]:
-        """Milliseconds of reading, computing, links and fixed work, until each sequence has one more token.
+    def decode(self, sequences: float, context: float, each: int = 1) -> tuple[float, float, float, float]:
+        """Milliseconds of reading, computing, links and fixed work, until each sequence has one more token;
+        with `each` above 1 that many are computed for it.
 
         A pipeline's stages work on a part of the sequences each, one after another for any one of them.
         """
         batch = max(1.0, sequences / self.stages)
         own = max(1.0, batch / self.attention_ranks)
-        reading = self.read_ms(batch) + own * context * self.kv / self.kv_bandwidth * self.stages
-        computing = batch * (self.flops + self.attention_flops * context) / self.rate * self.stages
-        return reading, computing, self.reduce_ms + self.reduce_token_ms * batch, self.fixed
+        reading = self.read_ms(batch * each) + own * context * self.kv / self.kv_bandwidth * self.stages
+        computing = batch * each * (self.flops + self.attention_flops * context) / self.rate * self.stages
+        return reading, computing, self.reduce_ms + self.reduce_token_ms * batch * each, self.fixed
 
     def prefill_ms(self, tokens: float, context: float) -> float:
         """Computing and sending so many tokens of prompts that reach up to `context`."""

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,8 @@ from orchestrator.model_card.card import ModelCard
 from orchestrator.model_families.families import Draft, Family
 from orchestrator.model_families.versions import at_least
 from orchestrator.plan import Decision, Rejected
+from orchestrator.planning.paged import latency
+from orchestrator.planning.paged.latency import Estimate
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.weights import weights_per_gpu
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["vllm", "sglang"]
 Way = Literal["trained", "lookup", "draft_model"]
+
+_WITH_A_GAIN = frozenset({"mtp_in_checkpoint", "trained_head", "draft_model"})
 
 LOOKUPS = frozenset({"ngram", "ngram_gpu", "suffix"})
 _ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -54,7 +58,8 @@ class SpeculationCost:
 class Case:
     """What a choice depends on. `requests` decode at once in one copy; `methods` are those the installation
     lists, by the engine's own names; `packages` what is installed beside it (a version, None: not there);
-    `repeats` whether answers repeat the conversation; `local` paths by hub id of models on this machine."""
+    `repeats` whether answers repeat the conversation; `local` paths by hub id of models on this machine;
+    `captured` where no engine is installed."""
 
     card: ModelCard
     family: Family | None
@@ -69,6 +74,7 @@ class Case:
     draft: ModelCard | None = None
     layout: Layout = _ONE_DEVICE
     local: Mapping[str, str] = field(default_factory=dict)
+    captured: bool = False
 
 
 def decide(s: Situation, layout: Layout) -> Decision:
@@ -95,7 +101,21 @@ def decide(s: Situation, layout: Layout) -> Decision:
         repetitive=s.goal == "agent" or workload.turns > 1,
         draft_card=draft,
         layout=layout,
+        captured=s.inputs.installation.captured,
     )
+
+
+def told(s: Situation, guess: Decision, layout: Layout, estimate: Estimate | None) -> Decision:
+    """A decision with what it brings on the layout that was taken."""
+    if guess.rule not in _WITH_A_GAIN or estimate is None:
+        return guess
+    n, times = at_once(s.profile.workload.concurrency, s.given("max_num_seqs"), layout), estimate.speedup
+    rate = latency.acceptance(guess.value)
+    how = "as published for such drafts"
+    if rate is not None:
+        how = f"{rate:.0%} of first guesses are right as published, and checking them all is counted"
+    reason = f"{guess.reason}; about {times:.1f} times faster at {n} at once ({how})"
+    return replace(guess, reason=reason)
 
 
 def choose(
@@ -114,6 +134,7 @@ def choose(
     draft_card: ModelCard | None = None,
     layout: Layout = _ONE_DEVICE,
     local: Mapping[str, str] | None = None,
+    captured: bool = False,
 ) -> Decision:
     """The best way that pays, with what was not taken and why. `concurrency` counts over all copies."""
     case = Case(
@@ -130,6 +151,7 @@ def choose(
         draft_card,
         layout,
         local or {},
+        captured,
     )
     rejected: list[Rejected] = []
     taken: tuple[Any, str, str] | None = None
@@ -141,9 +163,9 @@ def choose(
         else:
             rejected.append(Rejected(value, f"{taken[0]['method']} comes first: one way at a time"))
     if taken is None:
-        return Decision("off", *_off(case), rejected=tuple(rejected))
+        return Decision("off", *_off(case), rejected=(*_to_bring(case), *rejected))
     value, reason, rule = taken
-    off = Rejected("off", f"about {gain(case.requests):.1f} times slower for one request at this load")
+    off = Rejected("off", "one token a step, while arithmetic is left unused at this load")
     return Decision(
         value, reason, rule, rejected=(off, *rejected) if rule != "answers_repeat" else tuple(rejected)
     )
@@ -245,10 +267,27 @@ def _trained(c: Case, d: Draft) -> tuple[dict[str, Any], str | None, str, str]:
         )
         why = f"it is not on this machine: llmserve models pull {d.model}, then {setting}"
     where = "in the checkpoint: no model beside it" if d.model is None else "trained for this very model"
-    reason = (
-        f"{d.method} is {where}; about {gain(c.requests):.1f} times faster at {c.requests} at once, lossless"
-    )
+    reason = f"{d.method} is {where}; lossless"
     return value, why, reason, "mtp_in_checkpoint" if d.model is None else "trained_head"
+
+
+def _to_bring(c: Case) -> list[Rejected]:
+    """What would guess for this model if somebody brought it, where the load lets it."""
+    out: list[tuple[str, Way, str, int, str]] = []
+    if not any(d.model is not None for d in (c.family.drafts(c.kind, c.version) if c.family else ())):
+        out.append(("eagle3", "trained", "HEAD", 3, "a head that was trained for this very model (EAGLE-3)"))
+    if c.draft is None:
+        words = f"a model of the same {c.card.vocab_size} words, and a quarter of the size at most"
+        out.append(("draft_model", "draft_model", "MODEL", 4, words))
+    return [
+        Rejected(
+            {"method": method},
+            f"none is here; {what} would do: --set 'speculative={{method: {method}, model: {name}, "
+            f"num_tokens: {tokens}}}'",
+        )
+        for method, way, name, tokens, what in out
+        if _blocked(c, method, way) is None
+    ]
 
 
 def _small_model(c: Case, draft: ModelCard) -> tuple[dict[str, Any], str | None, str, str]:
@@ -275,7 +314,9 @@ def _lookup(c: Case, method: str, tokens: int | None) -> tuple[dict[str, Any], s
         figures = {k: v for k, v in table[size].items() if k != "up_to_requests"}
     why = _blocked(c, method, "lookup")
     if why is None and method == "suffix" and not c.packages.get("arctic-inference"):
-        why = "the package arctic-inference is not in the engine's environment"
+        why = "it needs the package arctic-inference beside vLLM, which is not installed here"
+        if not c.captured:
+            why = "the package arctic-inference is not in the engine's environment"
     if why is None and c.kind == "vllm" and c.device == "cpu":
         why = (
             "on busy cores vLLM's look-up was seen to slow every step many times: set it where cores are free"
