@@ -153,6 +153,24 @@ def test_an_owned_flag_names_the_lever_that_sets_it(binary: Installation) -> Non
     assert "--ubatch-size" in violation.message
 
 
+@pytest.mark.parametrize(
+    ("args", "variable"),
+    [
+        (("--api-key", "hidden"), "LLAMA_API_KEY"), (("--api_key=hidden",), "LLAMA_API_KEY"),
+        (("--hf-token", "hidden"), "HF_TOKEN"), (("-hft", "hidden"), "HF_TOKEN"),
+        (("--hf_token=hidden",), "HF_TOKEN"),
+    ],
+)  # fmt: skip
+def test_a_secret_belongs_in_the_environment_and_is_not_repeated(
+    binary: Installation, args: tuple[str, ...], variable: str
+) -> None:
+    made = rendered(binary, engine_args=args)
+    assert codes(made) == ["engine_args_owned"]
+    assert made.violations[0].remedy == f"set {variable} in the environment"
+    assert "hidden" not in made.violations[0].message + made.violations[0].remedy
+    assert codes(rendered(binary, env={variable: "hidden"})) == []
+
+
 def test_a_variable_cannot_set_what_the_plan_owns_either(binary: Installation) -> None:
     made = rendered(
         binary, env={"LLAMA_ARG_CTX_SIZE": "1", "LLAMA_ARG_NO_CACHE_PROMPT": "1", "LLAMA_ARG_TOP_K": "1",

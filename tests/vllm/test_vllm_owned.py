@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.engines.base import Installation, RenderRequest
 from orchestrator.engines.vllm.captured import captured, versions
-from orchestrator.engines.vllm.owned import OWNED, owned_violations
+from orchestrator.engines.vllm.owned import OWNED, SECRETS, owned_violations
 from orchestrator.plan import Violation
 
 NEW = captured("0.33.0")
@@ -37,7 +37,7 @@ def refused(
         ("-sc {}", "--speculative-config"), ("--speculative-config.method ngram", "--speculative-config"),
         ("--speculative_config.method=ngram", "--speculative-config"), ("--spec-tokens 3", "--spec-tokens"),
         ("--kv-transfer-config.kv_role kv_both", "--kv-transfer-config"),
-        ("--config /c.yaml", "--config"), ("--config=/c.yaml", "--config"), ("--api-key x", "--api-key"),
+        ("--config /c.yaml", "--config"), ("--config=/c.yaml", "--config"),
         ("--enforce-eager", "--enforce-eager"), ("-O0", "--enforce-eager"), ("-O 0", "--enforce-eager"),
         ("-cc.cudagraph_mode=NONE", "--enforce-eager"), ("-cc.cudagraph_mode none", "--enforce-eager"),
         ('-cc {"max_cudagraph_capture_size":8}', "--enforce-eager"),
@@ -53,6 +53,32 @@ def test_an_owned_flag_is_refused_in_every_spelling(words: str, owned: str) -> N
     assert found.code == "engine_args_owned"
     assert owned in found.message
     assert (OWNED[owned] or "leave it out") in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "variable"),
+    [
+        ("--api-key hidden", "VLLM_API_KEY"), ("--api_key=hidden", "VLLM_API_KEY"),
+        ("--api-k hidden", "VLLM_API_KEY"), ("--hf-token hidden", "HF_TOKEN"),
+        ("--hf-token=hidden", "HF_TOKEN"), ("--hf_token hidden", "HF_TOKEN"), ("--hf-tok=hidden", "HF_TOKEN"),
+    ],
+)  # fmt: skip
+def test_a_secret_belongs_in_the_environment_and_is_not_repeated(words: str, variable: str) -> None:
+    (found,) = refused(*words.split(" "))
+    assert found.code == "engine_args_owned"
+    assert found.remedy == f"set {variable} in the environment"
+    assert "hidden" not in found.message + found.remedy
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_secret_is_refused_on_every_release_in_every_spelling(version: str) -> None:
+    i = captured(version)
+    for name in SECRETS:
+        flag = i.flag(name)
+        assert flag is not None
+        for spelling in flag.spellings:
+            assert [v.code for v in refused(spelling, "x", installation=i)] == ["engine_args_owned"]
+    assert refused(installation=i, env=dict.fromkeys(SECRETS.values(), "x")) == []
 
 
 @pytest.mark.parametrize(

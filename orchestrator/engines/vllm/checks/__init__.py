@@ -14,7 +14,9 @@ from orchestrator.engines.vllm.checks.command import check as command
 from orchestrator.engines.vllm.checks.connectors import check as connectors
 from orchestrator.engines.vllm.checks.context import check as context
 from orchestrator.engines.vllm.checks.host import check as host
+from orchestrator.engines.vllm.checks.kv_types import check as kv_types
 from orchestrator.engines.vllm.checks.parallel import check as parallel
+from orchestrator.engines.vllm.checks.quantization import check as quantization
 from orchestrator.engines.vllm.checks.scheduler import check as scheduler
 from orchestrator.engines.vllm.checks.serving import check as serving
 from orchestrator.engines.vllm.checks.settings import Settings, settings_of
@@ -28,6 +30,8 @@ _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
     parallel,
     all2all,
     context,
+    kv_types,
+    quantization,
     speculation,
     connectors,
     serving,

@@ -1,10 +1,9 @@
-"""Rules of the model: its length, its types, its quantization, its KV cache, its own code."""
+"""Rules of the model: its length, its types, its KV cache, its own code."""
 
 from __future__ import annotations
 
 import os
 
-from orchestrator.engines.checkpoint_format import method
 from orchestrator.engines.vllm.checks.settings import Settings, rules
 from orchestrator.plan import Violation
 
@@ -20,7 +19,6 @@ def check(s: Settings) -> list[Violation]:
         *_kv(s),
         *_blocks(s),
         *_device(s),
-        *_quantization(s),
         *_cpu(s),
         *_own_code(s),
     ]
@@ -116,47 +114,6 @@ def _kv(s: Settings) -> list[Violation]:
             )
         )
     return found
-
-
-def _quantization(s: Settings) -> list[Violation]:
-    table = rules()["quantization"]
-    asked, own = s.text("--quantization"), method(s.model.get("quantization"))
-    if asked and own and asked != own and "quantization" in s.model:
-        # the kernels that know a format under another name are the GPUs'
-        alike = s.device != "cpu" and any(asked in row and own in row for row in table["same"])
-        if not alike:
-            return [
-                Violation(
-                    "quantization_differs",
-                    f"quantization is {asked} and the weights are {s.model['quantization']}",
-                    "use --set quantization=auto: the checkpoint says it itself",
-                )
-            ]
-    if asked and own is None and "quantization" in s.model and asked not in table["online"]:
-        known = s.installation.flag("--quantization")
-        offered = known.choices if known else ()
-        if asked in table["minimum"] or asked in offered:
-            said = f"quantization is {asked}, and the weights are not quantised so"
-        else:
-            said = f"vLLM {s.installation.version} knows no quantization {asked}"
-        return [
-            Violation(
-                "quantization_without_weights",
-                said,
-                "use --set quantization=auto, a checkpoint in that format, or one made while loading (fp8)",
-            )
-        ]
-    capability, kind = s.capability(), asked or own
-    need = table["minimum"].get(kind)
-    if need is not None and s.device == "cuda" and capability is not None and round(capability * 10) < need:
-        return [
-            Violation(
-                "quantization_needs_newer_gpu",
-                f"{kind} weights need compute capability {need / 10}, and a GPU here has {capability}",
-                "use a checkpoint in another format, or other GPUs with --set device_ids",
-            )
-        ]
-    return []
 
 
 def _device(s: Settings) -> list[Violation]:

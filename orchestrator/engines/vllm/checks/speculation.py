@@ -116,6 +116,9 @@ def _method(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
 def _tokens(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
     method, tokens = spec.get("method"), spec.get("num_speculative_tokens")
     found = []
+    if isinstance(tokens, str) and tokens.strip().isdigit():
+        # JSON's text of a number is one to vLLM
+        tokens = int(tokens)
     if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
         found.append(
             Violation(
@@ -124,11 +127,12 @@ def _tokens(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
                 "use 3 to 5",
             )
         )
-    if tokens is None and method in ("ngram", "ngram_gpu", "draft_model"):
+    if tokens is None and _needs_tokens(spec):
+        by = f" by {method}" if method else f" with {spec.get('model')}"
         found.append(
             Violation(
                 "speculation_tokens_missing",
-                f"speculation by {method} does not say how many tokens it drafts",
+                f"speculation{by} does not say how many tokens it drafts",
                 "add num_tokens to speculative (3 to 5)",
             )
         )
@@ -163,6 +167,18 @@ def _tokens(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
             )
         )
     return found
+
+
+def _needs_tokens(spec: Mapping[str, Any]) -> bool:
+    """Whether the number of tokens must be said. Some draft models have one of their own, `own_tokens`, and
+    are known by their method or name; suffix decoding always has (vLLM 0.32.0
+    vllm/config/speculative.py:1147, 1480-1507, 1819)."""
+    table, method, draft = rules()["speculative"], spec.get("method"), spec.get("model")
+    if method == "suffix" or (method is None and not draft):
+        return False
+    if not draft or method in table["drafts_without"]:
+        return True
+    return method is None and not any(word in str(draft).lower() for word in table["own_tokens"])
 
 
 def _draft(s: Settings, spec: Mapping[str, Any]) -> list[Violation]:
