@@ -26,3 +26,17 @@ def test_vllm_emulates_nvfp4_on_amd_and_the_plan_says_so() -> None:
     made = plan(replace(LLAMA, quantization="nvfp4", quantization_config=NVFP4), "8xmi300x")
     assert not made.violations
     assert any("emulated" in w for w in made.warnings)
+
+
+@pytest.mark.parametrize(
+    ("model", "on"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B", "8xmi300x"),
+        ("Qwen/Qwen3-1.7B", "1xt4"),
+        ("openai/gpt-oss-20b", "8xh100"),
+    ],
+)
+def test_kv_in_4_bits_is_refused_where_nothing_reads_it(model: str, on: str) -> None:
+    made = plan(model, on, sets=["kv_cache_dtype=nvfp4"])
+    assert "kv_type_not_read" in {v.code for v in made.violations}
+    assert not plan(LLAMA, "8xh100", sets=["kv_cache_dtype=nvfp4"]).violations
