@@ -211,7 +211,7 @@ def test_a_real_vllm_refuses_and_takes_the_same(tmp_path: Path) -> None:
 
     def line(case: dict[str, Any]) -> dict[str, Any]:
         words = [word.replace("MODEL:", f"{tmp_path}/") for word in (f"MODEL:{case['model']}", *case["argv"])]
-        return {"name": case["name"], "argv": words, "env": CPU_ENV}
+        return {"name": case["name"], "argv": words, "env": case.get("env", CPU_ENV)}
 
     # the legal ones again at the end: no refusal may be left over from a line before
     again = [{**c, "name": f"{c['name']}, again"} for c in LEGAL]

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from orchestrator.engines.vllm.checks.context import missing_file
 from orchestrator.engines.vllm.checks.settings import Settings
+from orchestrator.model_families import variables
 from orchestrator.plan import Violation
 from orchestrator.problems import nearest
+
+
+def _variables(s: Settings) -> list[Violation]:
+    """Variables that vLLM does not have, where they end the start (vllm/platforms/interface.py:1451)."""
+    has = s.installation.extras
+    if s.on("--fail-on-environ-validation") is not True or "variables" not in has:
+        return []
+    unsure = has.get("variables_unsure", ())
+    there, _ = variables.known(s.env, s.installation.version, [*has["variables"], *unsure])
+    return [
+        Violation(
+            "unknown_variable",
+            f"env: vLLM {s.installation.version} has no {name}: by --fail-on-environ-validation it ends",
+            f"take {name} out of env, or --fail-on-environ-validation out of engine_args",
+        )
+        for name in s.env
+        if name not in there
+    ]
 
 
 def check(s: Settings) -> list[Violation]:
@@ -20,6 +39,7 @@ def check(s: Settings) -> list[Violation]:
                 "use --set tool_call_parser=auto, or hermes for Qwen, or take the flag out",
             )
         )
+    found += _variables(s)
     shares = s.text("--mm-tensor-ipc") == "torch_shm"
     if shares and s.model.get("multimodal") and s.env.get("VLLM_WORKER_MULTIPROC_METHOD") != "spawn":
         # vllm/config/vllm.py:1660 of 0.32.0
