@@ -34,3 +34,23 @@ def test_figures_of_an_unknown_class_are_estimates_and_the_plan_says_why() -> No
     known = plan(LLAMA, "8xh100")
     assert known.predictions[token].basis == "computed"
     assert not any("is not known here" in w for w in known.warnings)
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency", "agent"])
+def test_weights_in_fewer_bits_are_named_where_they_fit(goal: str) -> None:
+    qwen, cards = "Qwen/Qwen3-32B", "2xrtx3090-pcie"
+    (v,) = plan(qwen, cards, goal=goal).violations
+    assert v.remedy.startswith("--set quantization=fp8 fits; it can change answers")
+    assert "published checkpoint of it in FP8 or 4 bits (AWQ, GPTQ)" in v.remedy
+    assert not plan(qwen, cards, goal=goal, sets=("quantization=fp8",)).violations
+    (exact,) = plan(qwen, cards, goal=goal, sets=("lossless=true",)).violations
+    assert "--set quantization" not in exact.remedy
+
+
+def test_fewer_bits_are_not_named_where_they_do_not_fit_either() -> None:
+    (v,) = plan("meta-llama/Meta-Llama-3.1-70B", "1xt4", goal="latency").violations
+    assert "quantization" not in v.remedy
+    assert "published" not in v.remedy
+    (one,) = plan("Qwen/Qwen3-32B", "1xrtx4090", goal="latency").violations
+    assert "in 4 bits (AWQ, GPTQ)" in one.remedy
+    assert "FP8" not in one.remedy

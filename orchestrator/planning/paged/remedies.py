@@ -30,6 +30,9 @@ class Trial:
 _MOSTLY_FREE = 0.9
 """A device with less free than this share of its memory is held by somebody."""
 
+_HELD = 0.85
+"""Of all device memory, what weights may take beside KV and working memory."""
+
 _FOLLOWS = frozenset({"pool_below_context", "no_room_for_requests", "pool_without_room", "kv_cache_bytes"})
 """An engine's own refusals that say no more than that memory is short."""
 
@@ -65,6 +68,12 @@ _LAYOUT = frozenset(
 )
 """Levers that say how much of the weights a device holds."""
 
+_BITS = "quantization"
+_LIGHTER = _LAYOUT | {_BITS}
+
+_FEWER_BITS = (("fp8", "FP8", 0.5), ("int4", "4 bits (AWQ, GPTQ)", 0.3))
+"""Kinds in which models in 16 bits are published too: a format's name, words, and part of the size."""
+
 
 def settled(
     s: Situation,
@@ -81,8 +90,10 @@ def settled(
         own |= f.change
     out = [f.violation() for f in findings]
     if shortage and not (own and trial.fits(own)):
-        changes = (c for c in _changes(s, z) if not _hopeless(s, z) or _LAYOUT & c.keys())
-        found = next((c for c in changes if trial.fits({**own, **c})), None)
+        changes = (c for c in _changes(s, z) if not _hopeless(s, z) or _LIGHTER & c.keys())
+        found = next(
+            (c for c in changes if trial.fits({**own, **c}) and _passes(c, own, findings, trial)), None
+        )
         out += [_told(s, f, found) for f in shortage]
         own |= found or {}
     ours = {v.code for v in out} | (_FOLLOWS if shortage else frozenset())
@@ -93,8 +104,14 @@ def settled(
     return [*out, *others]
 
 
+def _passes(change: Change, own: Change, findings: Sequence[Finding], trial: Trial) -> bool:
+    """Whether nothing else is refused with weights in other bits, for which engines have their own rules."""
+    return _BITS not in change or trial.codes({**own, **change}) <= {f.code for f in findings}
+
+
 def _hopeless(s: Situation, z: Sizing) -> bool:
-    """Whether the weights alone fill a device of the layout with the most room: only another layout helps."""
+    """Whether the weights alone fill a device of the layout with the most room: only another layout or fewer
+    bits help."""
     return not s.on_cpu and z.budget.weights >= z.budget.total
 
 
@@ -114,9 +131,33 @@ def _changes(s: Situation, z: Sizing) -> Iterator[Change]:
     free: Change = {lever: "auto" for lever in _TO_AUTO if not s.is_free(lever)}
     if len(free) > 1:
         yield free
+    if _may_quantize(s):
+        yield {_BITS: "fp8"}
+        if free:
+            yield {**free, _BITS: "fp8"}
     if longest and length is None:
         # shorter than a request of the workload, which the plan then says
         yield {"max_model_len": stepped(longest)}
+
+
+def _may_quantize(s: Situation) -> bool:
+    """Whether the engine may make 8 bits of the weights while it loads them."""
+    facts = s.gpu_facts
+    plain = s.card.quantization is None and s.is_free(_BITS) and not s.lossless
+    return plain and not s.on_cpu and facts is not None and facts.can_load("fp8")
+
+
+def _published(s: Situation) -> list[str]:
+    """Kinds of checkpoints of the same model that these devices load and would hold."""
+    facts = s.gpu_facts
+    if s.card.quantization is not None or facts is None or s.on_cpu:
+        return []
+    there = _HELD * sum(g.memory_bytes for g in s.usable.gpus)
+    return [
+        words
+        for kind, words, part in _FEWER_BITS
+        if facts.can_load(kind) and s.card.weights_bytes * part < there
+    ]
 
 
 def _longest(z: Sizing) -> int:
@@ -156,13 +197,16 @@ def _holders(gpu: Gpu) -> str:
 
 
 def _told(s: Situation, f: Finding, found: Change | None) -> Violation:
+    others = f"--model with a published checkpoint of it in {' or '.join(k)}" if (k := _published(s)) else ""
     if found is not None:
-        return replace(
-            f, after="fits; it can change answers" if "kv_cache_dtype" in found else "fits"
-        ).violation(found)
+        after = "fits; it can change answers" if {"kv_cache_dtype", _BITS} & found.keys() else "fits"
+        if _BITS in found and others:
+            after += f"; or {others}"
+        return replace(f, after=after).violation(found)
     held = _freed(s)
     if held is not None:
         return replace(f, remedy=held, change={}).violation()
     weights = size(s.card.weights_bytes)
-    remedy = f"the model ({weights}) is too large here: more or larger devices, or --model with fewer bits"
+    less = others or "--model with fewer bits"
+    remedy = f"the model ({weights}) is too large here: more or larger devices, or {less}"
     return replace(f, remedy=remedy, change={}).violation()
