@@ -10,7 +10,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -158,7 +158,9 @@ def read_folder(folder: Path, names: list[str]) -> tuple[list[str], SafetensorsH
     for file in files:
         with LocalFile(folder / file) as f:
             headers.append(checked(f))
-    return files, together(headers)
+    whole = together(headers)
+    # one part a rank, as vLLM's sharded_state leaves them: every tensor has a rank's rows alone
+    return files, replace(whole, shapes={}) if any("-rank-" in f for f in files) else whole
 
 
 def _listed(files: list[str]) -> str:

@@ -80,3 +80,11 @@ def test_what_can_be_right_is_left(
 def test_packed_tensors_are_not_judged(tmp_path: Path) -> None:
     packed = CONFIG | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     assert read_card(model(tmp_path, packed, "U8", embed=(20, 64), k=(16, 64), v=(16, 64))).kv_heads == 2
+
+
+def test_a_ranks_part_is_not_judged(tmp_path: Path) -> None:
+    path = Path(model(tmp_path, CONFIG, embed=(20, 64)))
+    with pytest.raises(LlmserveError, match="have 20 rows"):
+        read_card(str(path))
+    (path / "model.safetensors").rename(path / "model-rank-0-part-0.safetensors")
+    assert read_card(str(path)).vocab_size == 40

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from planned import KINDS, card, configs, plan
+import yaml
+from planned import KINDS, card, configs, installation, plan
 
 from orchestrator.model_card.card import Flaw, ModelCard
+from orchestrator.planning import checkpoint
 
 PLAIN: dict[str, Any] = {"source": "m", "name": "m", "path": "/models/m", "format": "safetensors"}
 
@@ -56,9 +62,7 @@ def test_what_an_engine_takes_is_not_refused(kind: str, changes: dict[str, Any])
     assert not found & {"unknown_quantization", "unknown_activation", "unknown_rope"}
 
 
-def test_a_newer_engine_may_know_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from planned import installation
-
+def test_a_newer_engine_may_know_more() -> None:
     newer = replace(installation("vllm"), version="9.0.0")
     assert codes(of(activation="bogus"), installed=newer) == set()
 
@@ -98,3 +102,47 @@ def test_no_published_model_is_refused_by_a_closed_list(kind: str) -> None:
     for model in configs():
         found = {v.code for v in plan(model, "8xb200", kind=kind, sets=["trust_remote_code=true"]).violations}
         assert not found & lists, model
+
+
+_LISTS = {
+    "vllm": (
+        "import vllm.model_executor.layers.quantization as q\n"
+        "import vllm.model_executor.layers.rotary_embedding as r\nnames = q.QUANTIZATION_METHODS\n"
+    ),
+    "sglang": (
+        "import sglang.srt.layers.quantization as q\n"
+        "import sglang.srt.layers.rotary_embedding.factory as r\nnames = list(q.QUANTIZATION_METHODS)\n"
+    ),
+}
+_ASK = """
+import inspect, json, re
+text = inspect.getsource(r.get_rope)
+types = re.findall(r'scaling_type == "([^"]+)"', text)
+for many in re.findall(r'scaling_type in [(\\[]([^)\\]]+)', text):
+    types += re.findall(r'"([^"]+)"', many)
+print("ANSWER" + json.dumps([list(names), types]))
+"""
+
+
+@pytest.mark.real_engine
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_closed_lists_leave_out_nothing_that_the_engine_takes(kind: str) -> None:
+    python = os.environ.get(f"LLMSERVE_TEST_{kind.upper()}_PYTHON")
+    if not python:
+        pytest.skip(f"no {kind} to ask")
+    ran = subprocess.run(
+        [python, "-c", _LISTS[kind] + _ASK],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "SGLANG_USE_CPU_ENGINE": "1"},
+    )
+    answer = ran.stdout.partition("ANSWER")[2]
+    assert answer, ran.stderr[-2000:]
+    methods, types = json.loads(answer)
+    table = yaml.safe_load(Path(checkpoint.__file__).with_name("checkpoint_values.yaml").read_text())
+    assert len(methods) > 20
+    assert len(types) > 5
+    assert not set(methods) - set(table["quantization"][kind])
+    assert not set(types) - set(table["rope"]["types"])
