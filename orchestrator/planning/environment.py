@@ -20,7 +20,7 @@ def explained(
         if name in inputs.resolved.profile.env:
             reason = f"set by {inputs.resolved.origin.get(f'env.{name}', 'the profile')}"
         elif name in published:
-            reason = f"the model's published launch sets it ({published[name]})"
+            reason = f"the model's published launch sets it ({published[name]}; vllm-project/recipes)"
         elif name in own["installation"]:
             reason = own["installation"][name]
         elif inputs.installation.env.get(name) == value:

@@ -39,7 +39,7 @@ def test_a_recipe_s_variable_and_llmserve_s_own_are_explained() -> None:
     text = explained(planned.plan(R1, "8xh200", version="0.20.2"))
     for line in (
         "VLLM_USE_FLASHINFER_MOE_FP8 = 1",
-        f"the model's published launch sets it (published for {R1} on hopper)",
+        f"the model's published launch sets it (published for {R1} on hopper; vllm-project/recipes)",
         "VLLM_NO_USAGE_STATS = 1",
         "DO_NOT_TRACK = 1",
         "no usage statistics leave this machine",
