@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from orchestrator.planning.findings import Finding
 from orchestrator.planning.paged import choose, parallelism
 from orchestrator.planning.paged.choose import Chosen
+from orchestrator.planning.paged.fp8_kv import why_unread
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import Situation
 from orchestrator.planning.paged.sizing import Sizing
@@ -27,6 +28,7 @@ def own(s: Situation, chosen: Chosen) -> list[Finding]:
         *_classes(s),
         *_consent(s),
         *_weights(s),
+        *_kv(s),
         *_draft(s),
     ]
 
@@ -213,6 +215,15 @@ def _weights(s: Situation) -> Iterator[Finding]:
             f"({facts.generation})",
             "--model with another quantization, or newer cards",
         )
+
+
+def _kv(s: Situation) -> Iterator[Finding]:
+    """KV in 8-bit floats that no attention reads here."""
+    given = s.given("kv_cache_dtype")
+    why = why_unread(s, given) if given is not None else None
+    if why is not None:
+        change = {"kv_cache_dtype": "auto"}
+        yield Finding("kv_type_not_read", f"kv_cache_dtype is {given}, and {why}", change=change)
 
 
 def _draft(s: Situation) -> Iterator[Finding]:

@@ -229,8 +229,8 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
         most = max(map(_speed, rated))
         what = "the most tokens when full"
         if _speed(best) < most:
-            near = _speed(best) * NEAR_THROUGHPUT >= most
-            what = f"within a twentieth of {what}" if near else f"{what} without stages"
+            equal = _speed(best) * NEAR_THROUGHPUT >= most
+            what = f"within a twentieth of {what}" if equal else f"{what} without stages"
         reason = f"{what}: {_speed(best):,.0f} tokens/s estimated at {full} requests at once"
         return best, reason, "throughput_most_tokens"
     if s.goal == "agent":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.planning.paged.fp8_kv import why_unread
 from orchestrator.planning.paged.situation import Situation
 
 
@@ -17,7 +18,7 @@ def why_not_fp8(s: Situation) -> str | None:
         return "what this device's attention reads is not known"
     if s.card.hybrid is not None:
         return "a hybrid's state keeps its size, so it saves little"
-    return None
+    return why_unread(s)
 
 
 def is_native(s: Situation) -> bool:

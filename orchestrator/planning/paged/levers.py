@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from orchestrator.plan import Decision, Rejected
 from orchestrator.planning.paged import long_prompts, table
+from orchestrator.planning.paged.fp8_kv import own_type, why_unread
 from orchestrator.planning.paged.kv_type import is_native, why_not_fp8
 from orchestrator.planning.paged.layout import Layout
 from orchestrator.planning.paged.situation import GIB, Situation
@@ -50,6 +51,10 @@ def kv_type(s: Situation, chosen: str) -> Decision:
     if chosen == "auto":
         rule = "lossless" if s.lossless and s.goal == "agent" else "kv_of_the_model"
         return Decision("auto", "the model's own type", rule, rejected=(Rejected("fp8", why),))
+    if chosen == own_type(s):
+        why = str(why_unread(s))
+        reason = f"the checkpoint keeps KV in fp8, and {why}"
+        return Decision(chosen, reason, "kv_that_is_read", rejected=(Rejected("auto", why),))
     own = Rejected("auto", "holds half the tokens; --set lossless=true takes it")
     price = "" if is_native(s) else "; these cards unpack it, which costs time"
     if s.goal == "agent":

@@ -30,9 +30,12 @@ def waiting(s: Situation, z: Sizing, passes: Passes) -> list[str]:
         more = min(wanted, other.sizing.max_num_seqs * other.sizing.copies)
         if other.sizing.fits and more > held and passes(change, other):
             ways.append(f"{more} with {sets(change)} ({price})")
+            if more == wanted:
+                break
     what = f"{held} of the workload's {count(wanted, 'request')} run at once, the others wait"
-    help_ = ", ".join(ways) or "more or larger cards, or weights in fewer bits, hold more"
-    return [f"{what}: KV holds {z.tokens * z.copies} tokens; {help_}"]
+    lighter = "more or larger cards, or weights in fewer bits, hold more"
+    told = f"it would be {', '.join(ways)}" if ways else lighter
+    return [f"{what}: KV holds {z.tokens * z.copies} tokens; {told}"]
 
 
 def _ways(s: Situation, z: Sizing) -> Iterator[tuple[dict[str, Any], str]]:

@@ -129,9 +129,10 @@ class Situation(Common):
         return self._listed(told)
 
     def _listed(self, told: Requirements) -> Requirements:
-        """Without the flags, values of flags, and variables that this installation does not have: they were
-        published for other versions."""
+        """Without the flags, values of flags, and variables that this installation does not have, and without
+        KV that these devices do not read: they were published for others."""
         from orchestrator.model_families import arguments, variables
+        from orchestrator.planning.paged.fp8_kv import why_unread
 
         this = f"{self.kind} {self.version_text}"
         has = self.inputs.installation.extras
@@ -139,6 +140,10 @@ class Situation(Common):
         env, left = variables.known(told.env, self.version_text, has.get("variables"), unsure)
         unknown = [name for name, flag in _CHOICES.items() if not self._offers(flag, told.levers.get(name))]
         left |= {f"{_CHOICES[n]} {told.levers[n]}": f"{this} does not take this value" for n in unknown}
+        unread = why_unread(self, str(told.levers.get("kv_cache_dtype")))
+        if unread is not None and "kv_cache_dtype" not in unknown:
+            unknown.append("kv_cache_dtype")
+            left[f"{_CHOICES['kv_cache_dtype']} {told.levers['kv_cache_dtype']}"] = unread
         levers = {name: value for name, value in told.levers.items() if name not in unknown}
         absent = [f for f in told.flags if f.startswith("--") and f not in self.has_flag]
         left |= dict.fromkeys(absent, f"{this} has no such flag")

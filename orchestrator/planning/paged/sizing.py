@@ -21,6 +21,7 @@ from orchestrator.planning.paged.budget import (
     static_share,
     visible_bytes,
 )
+from orchestrator.planning.paged.fp8_kv import own_type
 from orchestrator.planning.paged.graphs import covering
 from orchestrator.planning.paged.kv_cache import KvCache, kv_cache
 from orchestrator.planning.paged.kv_type import may_take_fp8
@@ -196,7 +197,7 @@ def _wish_anywhere(s: Situation) -> Wish:
         batch = min(goal_batch(s), 2048) if s.on_cpu else goal_batch(s)
     seqs = s.given("max_num_seqs")
     return Wish(
-        kv_dtype=s.given("kv_cache_dtype") or "auto",
+        kv_dtype=s.given("kv_cache_dtype") or own_type(s),
         utilization=row["utilization"],
         max_model_len=wished_context(s),
         max_num_seqs=row["most_seqs"] if seqs is None else seqs,
