@@ -163,7 +163,12 @@ def _name(loc: Loc, value: Any) -> list[Problem]:
 
 
 def _names(loc: Loc, value: Any) -> tuple[Any, list[Problem]]:
-    if not isinstance(value, (list, tuple)) or not 0 < len(value) <= _MOST_NAMES:
+    if isinstance(value, (list, tuple)) and not 0 < len(value) <= _MOST_NAMES:
+        what = "the list is empty" if not value else f"the list has {len(value)} names, {_MOST_NAMES} at most"
+        return None, [
+            Problem(loc, "bad_value", what, "name at least one, or write auto" if not value else "")
+        ]
+    if not isinstance(value, (list, tuple)):
         remedy = f"write [{shown(value)}]" if isinstance(value, str) else ""
         return None, [Problem(loc, "bad_value", f"{shown(value)} is not auto or a list of names", remedy)]
     problems = [p for i, item in enumerate(value) for p in _name((*loc, i), item)]

@@ -75,7 +75,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("kv_cache_dtype", "", ""),
     ("flash_attention", "onn", "did you mean `on`?"),
     ("device_ids", "GPU-1", "write [GPU-1]"),
-    ("device_ids", [], ""),
+    ("device_ids", [], "name at least one, or write auto"),
     ("device_ids", ["a", "a"], "keep one of them"),
     ("cuda_graph", False, "write off"),
     ("cuda_graph", 0, "write off"),
@@ -129,3 +129,9 @@ def test_any_value_is_taken_or_refused_and_what_is_taken_is_taken_again(lever: s
     assert bool(good) != bool(problems)
     if good:
         assert check(good) == (good, [])
+
+
+@pytest.mark.parametrize(("value", "said"), [([], "empty"), ([str(i) for i in range(1025)], "1025 names")])
+def test_a_list_that_is_empty_or_too_long_is_told_to_be(value: list[str], said: str) -> None:
+    (problem,) = check({"device_ids": value})[1]
+    assert said in problem.message

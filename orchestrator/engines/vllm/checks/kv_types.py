@@ -29,7 +29,7 @@ def _why_not(s: Settings, kv: str) -> str | None:
     capability, table, model = s.capability(), _table(), s.model
     if capability is None:
         return None
-    here, major = f"compute capability {capability:g}", int(capability)
+    here, major = f"compute capability {capability:.1f}", int(capability)
     if kv.endswith("_ds_mla"):
         ours = table["nvfp4_ds_mla"]
         return (
