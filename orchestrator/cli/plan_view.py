@@ -233,21 +233,28 @@ def _device_bar(con: Console, plan: Plan, of: Callable[[str], int]) -> None:
     consecutive = [int(n.removeprefix("GPU ")) for n in shown if n.startswith("GPU ")]
     if len(shown) > 1 and consecutive != list(range(consecutive[0], consecutive[0] + len(shown))):
         label = f"{len(shown)} GPUs"
-    _bar(con, label, parts, of("gpu_memory_bytes"), each=len(shown) > 1)
+    needed = bool(plan.violations) and not of("kv_bytes_per_gpu")
+    _bar(con, label, parts, of("gpu_memory_bytes"), each=len(shown) > 1, needed=needed)
 
 
 def _bar(
-    con: Console, label: str, parts: list[tuple[str, int, str, str]], there: int, *, each: bool = False
+    con: Console,
+    label: str,
+    parts: list[tuple[str, int, str, str]],
+    there: int,
+    *,
+    each: bool = False,
+    needed: bool = False,
 ) -> None:
+    """What is used of what is there; `needed`: what would be, and does not fit."""
     from orchestrator.planning.words import size
 
     used = sum(n for _, n, _, _ in parts)
     scale = max(there, used, 1)
     bar = "".join(f"[{c}]{sign * _cells(n, scale)}[/]" for _, n, c, sign in parts if n)
     free = max(0, _BAR - sum(_cells(n, scale) for _, n, _, _ in parts))
-    con.print(
-        f"[dim]{label:8}[/] {bar}[dim]{'·' * free}[/] {size(used)} of {size(there)}{' each' if each else ''}"
-    )
+    what = f"{size(used)}{' needed' if needed else ''} of {size(there)}{' each' if each else ''}"
+    con.print(f"[dim]{label:8}[/] {bar}[dim]{'·' * free}[/] {what}")
     legend = [f"[{c}]{sign}[/] {what} {size(n)}" for what, n, c, sign in parts if n]
     con.print(f"         {'  '.join(legend[:3])}")
     if legend[3:]:
@@ -276,6 +283,9 @@ def _cells(n: int, scale: int) -> int:
 
 
 def _command(con: Console, plan: Plan) -> None:
+    if plan.violations:
+        con.print("\n[dim]no command: this plan is refused[/]")
+        return
     for process in plan.processes:
         what = f"command of {process.role}" if len(plan.processes) > 1 else "command"
         numbers = " (device numbers are the machine file's)" if _from_file(plan) else ""

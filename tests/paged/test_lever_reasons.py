@@ -1,8 +1,13 @@
 """What single levers say, and that it is so."""
 
+import io
+import re
+
 import planned
 import pytest
+from rich.console import Console
 
+from orchestrator.cli import plan_view
 from orchestrator.plan import Decision, Plan
 
 LLAMA_70B, QWEN_MOE = "meta-llama/Meta-Llama-3.1-70B", "Qwen/Qwen3-30B-A3B"
@@ -91,3 +96,19 @@ def test_what_experts_take_for_other_ranks_is_said_to_be_unknown(kind: str) -> N
     assert "kept as a margin" in d.reason
     alone = planned.plan(DEEPSEEK, "8xh200", goal="throughput", kind=kind, sets=("tensor_parallel_size=8",))
     assert "margin" not in lever(alone, "max_num_batched_tokens").reason
+
+
+@pytest.mark.parametrize("kind", planned.KINDS)
+def test_a_refused_plan_shows_one_set_of_figures_and_no_command(kind: str) -> None:
+    plan = planned.plan(QWEN_32B, "2xrtx3090-pcie", goal="throughput", kind=kind)
+    message = next(v.message for v in plan.violations if v.code == "weights_do_not_fit")
+    sink = io.StringIO()
+    plan_view.explain(Console(width=160, file=sink), plan)
+    shown = sink.getvalue()
+    needed = re.search(r"needs ([0-9.]+ GiB) on each device \((.*?)\)", message)
+    assert needed is not None
+    assert f"{needed[1]} needed of " in shown
+    for part in needed[2].split(", "):
+        assert part in shown
+    assert "no command" in shown
+    assert plan.processes[0].argv[0] + " serve" not in shown

@@ -39,13 +39,20 @@ def memory(s: Situation, z: Sizing) -> list[Finding]:
         return []
     b = z.budget
     where = " of host memory" if s.on_cpu else " on each device" if z.layout.world > 1 else ""
-    parts = (
-        f"weights {size(b.weights)}, activations {size(b.activation)}, other {size(b.non_torch + b.graphs)}"
-    )
+    # as the plan's bar shows them
+    held = {
+        "weights": b.weights + b.draft,
+        "activations": b.activation,
+        "graphs": b.graphs,
+        "other": b.non_torch + b.margin,
+    }
+    parts = ", ".join(f"{what} {size(n)}" for what, n in held.items() if n)
     if z.kv_bytes <= 0 or z.most_kv_bytes <= 0:
+        needed, given = sum(held.values()), min(b.requested + b.outside, b.free)
+        short = "" if needed >= given else ", and weights are whole before they are quantized"
         message = (
-            f"{s.card.name} does not fit: {choose.words(z.layout)} gives {size(b.requested)}{where} "
-            f"({parts}), and nothing is left for KV"
+            f"{s.card.name} does not fit: without any KV {choose.words(z.layout)} needs "
+            f"{size(needed)}{where} ({parts}), and {size(given)} of {size(b.total)} may be taken{short}: nothing is left for KV"
         )
         return [Finding("weights_do_not_fit" if b.weights >= b.requested else "kv_does_not_fit", message)]
     if z.kv_bytes > z.most_kv_bytes:
