@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from orchestrator.model_card.card import ModelCard
+from orchestrator.planning.paged.kv_cache import resolved_dtype
 from orchestrator.planning.request import Choice
 from orchestrator.planning.situation import Situation
 
@@ -24,6 +25,7 @@ def model(s: Situation, context_length: int) -> dict[str, Any]:
         "parameters": card.parameters,
         "quantization": card.quantization,
         "quantization_method": _method(card),
+        "kv_cache_dtype": _kv_dtype(card),
         "context_length": context_length,
         "weights_bytes": card.weights_bytes,
         "weights_estimated": card.weights_estimated,
@@ -52,6 +54,12 @@ def _method(card: ModelCard) -> str | None:
     """The checkpoint's own word for its quantization; who writes none is ModelOpt."""
     table = card.quantization_config
     return str(table.get("quant_method") or "modelopt").lower()[:32] if table else None
+
+
+def _kv_dtype(card: ModelCard) -> str | None:
+    """The type in fewer bits that the checkpoint itself keeps KV in."""
+    own = resolved_dtype(card, "auto")
+    return own if own in ("fp8", "nvfp4") else None
 
 
 def _draft(draft: ModelCard | None) -> dict[str, Any] | None:

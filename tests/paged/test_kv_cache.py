@@ -219,6 +219,14 @@ def test_a_checkpoint_says_its_kv_type() -> None:
     assert resolved_dtype(scheme, "bfloat16") == "bfloat16"
 
 
+def test_a_checkpoint_may_keep_kv_in_4_bits() -> None:
+    scheme = {"num_bits": 4, "type": "float", "dynamic": False}
+    stored = replace(
+        cards()["Qwen3-32B"], quantization_config={"quant_method": "modelopt", "kv_cache_scheme": scheme}
+    )
+    assert resolved_dtype(stored, "auto") == "nvfp4"
+
+
 def test_a_draft_models_kv_comes_on_top() -> None:
     draft = cards()["Qwen3-0.6B"]
     alone, both = of("Qwen3-32B"), of("Qwen3-32B", draft=draft)

@@ -72,3 +72,12 @@ def test_kv_that_something_reads_passes(
 def test_no_amd_gpu_reads_it() -> None:
     (refusal,) = told("9.4", device="rocm")
     assert "no AMD GPU" in refusal.message
+
+
+@pytest.mark.parametrize(("capability", "wide"), [("7.5", "float16"), ("11.0", "bfloat16")])
+def test_a_checkpoints_own_type_gives_way_to_16_bits(capability: str, wide: str) -> None:
+    (refusal,) = told(capability, "auto", kv_cache_dtype="nvfp4")
+    assert "the checkpoint keeps KV in nvfp4" in refusal.message
+    assert refusal.remedy == f"use --set kv_cache_dtype={wide}"
+    assert not told(capability, wide, kv_cache_dtype="nvfp4")
+    assert not told("9.0", "auto", kv_cache_dtype="nvfp4")

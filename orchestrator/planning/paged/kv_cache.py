@@ -206,6 +206,8 @@ def resolved_dtype(card: ModelCard, kv_dtype: str | None, dtype: str | None = No
     scheme = q.get("kv_cache_scheme")
     if isinstance(scheme, dict) and scheme.get("num_bits") == 8:
         return "fp8"
+    if isinstance(scheme, dict) and scheme.get("num_bits") == 4 and scheme.get("type") == "float":
+        return "nvfp4"
     return "float32" if element_bytes(dtype) == 4 else "bfloat16"
 
 

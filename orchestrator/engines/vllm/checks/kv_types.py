@@ -9,18 +9,25 @@ from typing import Any
 from orchestrator.engines.vllm.checks.settings import Settings
 from orchestrator.plan import Violation
 
+_BFLOAT16 = 8.0
+"""First compute capability with bfloat16."""
+
 
 def check(s: Settings) -> list[Violation]:
     """What leaves vLLM without an attention backend ("No valid attention backend found", vLLM 0.32.0
     vllm/platforms/cuda.py, get_attn_backend_cls)."""
-    kv = s.text("--kv-cache-dtype") or ""
+    asked = s.text("--kv-cache-dtype")
+    own = str(s.model.get("kv_cache_dtype") or "")
+    kv = asked if asked not in (None, "auto") else own
     if not kv.startswith("nvfp4") or s.device not in ("cuda", "rocm"):
         return []
     why = _why_not(s, kv)
     if why is None:
         return []
-    said = f"kv_cache_dtype is {kv}, and {why}"
-    return [Violation("kv_type_not_read", said, "use --set kv_cache_dtype=auto")]
+    said = f"kv_cache_dtype is {kv}" if asked == kv else f"the checkpoint keeps KV in {kv}"
+    old = (s.capability() or _BFLOAT16) < _BFLOAT16
+    wide = "auto" if kv != own else "float16" if old else "bfloat16"
+    return [Violation("kv_type_not_read", f"{said}, and {why}", f"use --set kv_cache_dtype={wide}")]
 
 
 def _why_not(s: Settings, kv: str) -> str | None:
