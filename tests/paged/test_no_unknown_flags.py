@@ -151,7 +151,9 @@ def test_no_plan_holds_a_flag_that_its_version_does_not_have(kind: str, version:
     sets = itertools.cycle(x for some in SETS[1:] for x in ((), some))
     for model, machine, goal in itertools.product(MODELS, MACHINES, planned.GOALS):
         case = (kind, version, machine, goal, model, next(sets))
-        assert unknown(made(case), names(kind, version)) == [], case
+        plan, own = made(case), variables(kind, version)
+        assert unknown(plan, names(kind, version)) == [], case
+        assert not own or unknown_variables(plan, own) == [], case
 
 
 @pytest.mark.parametrize(("kind", "version"), VERSIONS)
