@@ -98,6 +98,15 @@ def test_what_experts_take_for_other_ranks_is_said_to_be_unknown(kind: str) -> N
     assert "margin" not in lever(alone, "max_num_batched_tokens").reason
 
 
+def test_requests_of_a_rank_are_told_from_those_of_all() -> None:
+    spread = ("attention_data_parallel_size=8", "expert_parallel=true")
+    d = lever(planned.plan(DEEPSEEK, "8xh200", goal="throughput", sets=spread), "max_num_seqs")
+    assert "on each of 8 ranks" in d.reason
+    assert d.reason.endswith(f"; {8 * d.value} in all")
+    assert [r.value for r in d.rejected] == [4]
+    assert "the workload's 32 over 8 ranks" in d.rejected[0].why
+
+
 @pytest.mark.parametrize("kind", planned.KINDS)
 def test_a_refused_plan_shows_one_set_of_figures_and_no_command(kind: str) -> None:
     plan = planned.plan(QWEN_32B, "2xrtx3090-pcie", goal="throughput", kind=kind)

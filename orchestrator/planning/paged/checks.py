@@ -52,7 +52,8 @@ def memory(s: Situation, z: Sizing) -> list[Finding]:
         short = "" if needed >= given else ", and weights are whole before they are quantized"
         message = (
             f"{s.card.name} does not fit: without any KV {choose.words(z.layout)} needs "
-            f"{size(needed)}{where} ({parts}), and {size(given)} of {size(b.total)} may be taken{short}: nothing is left for KV"
+            f"{size(needed)}{where} ({parts}), and {size(given)} of {size(b.total)} may be taken{short}: "
+            "nothing is left for KV"
         )
         return [Finding("weights_do_not_fit" if b.weights >= b.requested else "kv_does_not_fit", message)]
     if z.kv_bytes > z.most_kv_bytes:

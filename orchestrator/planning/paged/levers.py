@@ -141,14 +141,20 @@ def seqs(s: Situation, z: Sizing) -> Decision:
     w, value = s.profile.workload, z.max_num_seqs
     if not z.fits:
         return undecided("as many as the KV pool holds, and there is none that holds a request")
-    each = " on each rank" if z.copies > 1 else ""
+    copies, mine = z.copies, -(-w.concurrency // z.copies)
+    what = "ranks" if z.layout.attention_data > 1 else "copies"
+    each = f" on each of {copies} {what}" if copies > 1 else ""
     pool = f"KV holds {z.tokens} tokens{each}" if z.tokens is not None else "the KV pool's size is not known"
     if s.goal == "throughput" and not s.on_cpu:
         reason = f"{pool}, a request of the workload takes {s.request_tokens}: as many as that holds"
         if value == table.row(s.goal)["most_seqs"]:
             reason = f"{pool}, room for more than these; each further one slows all and gains little"
-        less = Rejected(w.concurrency, "the workload's concurrency leaves KV unused at peaks")
-        return Decision(value, reason, "seqs_by_kv", rejected=(less,) if w.concurrency < value else ())
+        why = "the workload's concurrency leaves KV unused at peaks"
+        if copies > 1:
+            reason += f"; {value * copies} in all"
+            why = f"the workload's {w.concurrency} over {copies} {what} leave KV unused at peaks"
+        less = Rejected(mine, why)
+        return Decision(value, reason, "seqs_by_kv", rejected=(less,) if mine < value else ())
     asked = -(-w.concurrency // max(1, z.layout.data * z.layout.attention_data))
     more = Rejected(4 * value, "every further request in a step slows the tokens of all")
     if value < asked:
