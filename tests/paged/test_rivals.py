@@ -124,3 +124,23 @@ def test_what_gives_no_more_is_not_named() -> None:
 def test_a_number_that_was_set_is_no_shortage() -> None:
     plan = planned.plan("meta-llama/Meta-Llama-3.1-8B", "1xl4", sets=["max_num_seqs=2"])
     assert waiting(plan) is None
+
+
+@pytest.mark.parametrize("kind", planned.KINDS)
+@pytest.mark.parametrize("goal", planned.GOALS)
+def test_a_speed_is_of_no_more_requests_than_the_pool_holds(goal: str, kind: str) -> None:
+    sets = ["max_num_seqs=64", "workload.concurrency=64", "workload.input_tokens=4000"]
+    plan = planned.plan("meta-llama/Meta-Llama-3.1-8B", "1xl4", goal=goal, kind=kind, sets=sets)
+    assert not plan.violations
+    held = plan.predictions["max_concurrency"].value
+    assert held is not None
+    assert held < 64
+    assert plan.layout["speed_at_requests"] == held
+    rate, each = (plan.predictions[n].value or 0 for n in ("output_tokens_per_s", "tpot_ms"))
+    assert rate <= held * 1000 / each * 1.02
+
+
+def test_copies_run_their_requests_together() -> None:
+    one = ["max_num_seqs=1", "data_parallel_size=8"]
+    plan = planned.plan("meta-llama/Meta-Llama-3.1-8B", "8xh100", kind="sglang", sets=one)
+    assert plan.layout["speed_at_requests"] == plan.predictions["max_concurrency"].value == 8

@@ -125,7 +125,7 @@ def _draft(s: Situation, chosen: choose.Chosen | None = None, *, below: bool = F
             "published_left_out": environment.left_out(rendered.processes, s.needs.left_out),
             "devices": [g.uuid for g in z.layout.devices],
             "words": choose.words(z.layout),
-            "speed_at_requests": min(s.profile.workload.concurrency, z.max_num_seqs * z.copies),
+            "speed_at_requests": choose.at_once(s, z),
             "speed_band": [z.estimate.low, z.estimate.high] if z.estimate is not None else None,
         },
         not_expressible=tuple(sorted(wordless)),

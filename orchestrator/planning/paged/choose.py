@@ -110,7 +110,7 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
         why = f"{why}; its price: {costs}"
     apart, full = _apart(s, rated, best), best
     guess = guesses.on(best.layout)
-    best = sizing.estimated(s, best, _at_once(s, best), guess.value)
+    best = sizing.estimated(s, best, at_once(s, best), guess.value)
     by_layout, measured = {z.layout: z for z in rated}, {z.layout: z for z in sized}
     told = _rivals_first(s, [x for x in layouts if x != best.layout], measured, by_layout)[:TOLD]
     rejected = tuple(
@@ -191,9 +191,9 @@ def _without_slow_links(fitting: list[Sizing]) -> list[Sizing]:
     return quick or fitting
 
 
-def _at_once(s: Situation, z: Sizing) -> int:
+def at_once(s: Situation, z: Sizing) -> int:
     """Requests of the workload that run at once."""
-    return min(s.profile.workload.concurrency, z.max_num_seqs * z.copies)
+    return min(s.profile.workload.concurrency, sizing.running(s, z) * z.copies)
 
 
 def _given(s: Situation) -> dict[str, object]:
@@ -209,10 +209,13 @@ def _given(s: Situation) -> dict[str, object]:
 
 def _rated(s: Situation, z: Sizing, speculative: object) -> Sizing:
     """With its speed where the goal looks at it: full for throughput, at the workload's concurrency else."""
-    at = _at_once(s, z)
-    if s.goal == "throughput":
-        at = min(z.max_num_seqs, SATURATION) * z.copies
+    at = _full(s, z) if s.goal == "throughput" else at_once(s, z)
     return sizing.estimated(s, z, at, speculative)
+
+
+def _full(s: Situation, z: Sizing) -> int:
+    """Requests at once at which layouts are compared for throughput."""
+    return min(sizing.running(s, z), SATURATION) * z.copies
 
 
 def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
@@ -225,8 +228,7 @@ def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
         return fewest, "the fewest devices that hold it: the lowest cost", "edge_fewest_devices"
     if s.goal == "throughput":
         best = _most_tokens(s, rated)
-        full = min(best.max_num_seqs, SATURATION) * best.copies
-        most = max(map(_speed, rated))
+        full, most = _full(s, best), max(map(_speed, rated))
         what = "the most tokens when full"
         if _speed(best) < most:
             equal = _speed(best) * NEAR_THROUGHPUT >= most

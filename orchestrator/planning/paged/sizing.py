@@ -441,6 +441,11 @@ def _holds(s: Situation, z: Sizing) -> int:
     return (z.tokens or 0) // max(1, min(s.request_tokens, z.max_model_len))
 
 
+def running(s: Situation, z: Sizing) -> int:
+    """Requests of the workload's size that run at once in one copy: no more than its pool holds."""
+    return z.max_num_seqs if z.tokens is None else min(z.max_num_seqs, max(1, _holds(s, z)))
+
+
 def _length(s: Situation, z: Sizing) -> int:
     """The context of one request: the goal's wish as far as the pool holds it; all that the model has where
     every request at once may be that long."""
