@@ -43,7 +43,7 @@ _SETS: dict[str, st.SearchStrategy[Any]] = {
     "gpu_memory_utilization": st.integers(1, 100).map(lambda n: n / 100),
     "mem_fraction_static": st.integers(10, 99).map(lambda n: n / 100),
     "kv_cache_bytes": st.integers(0, 300 * 1024).map(lambda mib: mib << 20),
-    "kv_cache_dtype": st.sampled_from(["fp8", "bfloat16", "fp8_e5m2", "q8_0"]),
+    "kv_cache_dtype": st.sampled_from(["fp8", "bfloat16", "fp8_e5m2", "nvfp4", "q8_0"]),
     "kv_cache_tokens": st.integers(1, 10_000_000),
     "kv_offload_bytes": st.integers(0, 512).map(lambda gib: gib << 30),
     "prefix_caching": st.booleans(),

@@ -9,7 +9,9 @@ import pytest
 from test_vllm_checks import MODELS, installed, plan
 
 from orchestrator.engines.vllm.checks import check
+from orchestrator.engines.vllm.checks.kv_types import _table as four_bits
 from orchestrator.plan import Violation
+from orchestrator.planning.paged.fp8_kv import _table as eight_bits
 
 LLAMA = {**MODELS["heads8"]["facts"], "head_dim": 128, "architectures": ["LlamaForCausalLM"]}
 
@@ -81,3 +83,7 @@ def test_a_checkpoints_own_type_gives_way_to_16_bits(capability: str, wide: str)
     assert refusal.remedy == f"use --set kv_cache_dtype={wide}"
     assert not told(capability, wide, kv_cache_dtype="nvfp4")
     assert not told("9.0", "auto", kv_cache_dtype="nvfp4")
+
+
+def test_models_with_sinks_are_the_same_for_every_type_of_kv() -> None:
+    assert set(four_bits()["sinks"]) == set(eight_bits()["sinks"])
