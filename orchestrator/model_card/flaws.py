@@ -66,9 +66,17 @@ def _quantized(
         yield Flaw("weights_not_quantized", f"{what}: it would not load, or answer nonsense", True)
 
 
-def of_folder(folder: Path, names: list[str], tokenizer_config: Mapping[str, Any]) -> tuple[Flaw, ...]:
-    """Of a folder with weights: `names` are its entries, `tokenizer_config` the file of that name."""
-    return (*_tokenizer(folder, names, tokenizer_config), *_generation(folder, names))
+def of_folder(
+    folder: Path, names: list[str], tokenizer_config: Mapping[str, Any], *, template: bool
+) -> tuple[Flaw, ...]:
+    """Of a folder with weights: `names` are its entries, `tokenizer_config` the file of that name, `template`
+    whether it has a chat template."""
+    found = [*_tokenizer(folder, names, tokenizer_config), *_generation(folder, names)]
+    # Mistral's own tokenizer has a template of its own
+    if not template and "tekken.json" not in names:
+        what = "has no chat template: unless the engine brings one for it, requests to chat are refused"
+        found.append(Flaw("no_chat_template", what, False))
+    return tuple(found)
 
 
 def _tokenizer(folder: Path, names: list[str], config: Mapping[str, Any]) -> Iterator[Flaw]:

@@ -54,7 +54,8 @@ def read_folder(folder: Path, source: str, name: str) -> ModelCard:
         raise of_config(str(folder / "config.json"), config, e) from None
     if header is None:
         return replace(card, missing_shards=tuple(files))
-    return replace(card, flaws=(*card.flaws, *flaws.of_folder(folder, names, tokenizer)))
+    beside_weights = flaws.of_folder(folder, names, tokenizer, template=template)
+    return replace(card, flaws=(*card.flaws, *beside_weights))
 
 
 def of_config(name: str, config: Mapping[str, Any], e: Damaged) -> LlmserveError:

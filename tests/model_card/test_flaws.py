@@ -19,6 +19,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 def flaws(path: Path, config: dict[str, Any] = CONFIG, **files: str) -> dict[str, bool]:
     """Of a folder with these files beside its weights: code, and whether it is fatal."""
     folder(path, config)
+    (path / "chat_template.jinja").write_text("{{ messages }}")
     for name, text in files.items():
         (path / name.replace("__", ".")).write_text(text)
     return {f.code: f.fatal for f in read_card(str(path)).flaws}
@@ -84,6 +85,16 @@ def test_generation_settings_that_are_no_json_are_a_flaw_that_is_not_fatal(tmp_p
         "generation_config": False
     }
     assert flaws(tmp_path / "b", tokenizer__json="{}", generation_config__json="{}") == {}
+
+
+def test_a_model_without_a_chat_template_has_a_flaw_that_is_not_fatal(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    found = read_card(str(tmp_path)).flaws
+    assert [(f.code, f.fatal) for f in found] == [("no_chat_template", False)]
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tekken.json")
+    assert read_card(str(tmp_path)).flaws == ()
 
 
 def test_plain_tensors_that_are_called_fp8_are_a_flaw(tmp_path: Path) -> None:
