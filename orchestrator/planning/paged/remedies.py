@@ -141,22 +141,20 @@ def _changes(s: Situation, z: Sizing) -> Iterator[Change]:
 
 
 def _may_quantize(s: Situation) -> bool:
-    """Whether the engine may make 8 bits of the weights while it loads them."""
-    facts = s.gpu_facts
-    plain = s.card.quantization is None and s.is_free(_BITS) and not s.lossless
-    return plain and not s.on_cpu and facts is not None and facts.can_load("fp8")
+    """Whether the engine may make 8 bits of the weights while it loads them, and they may have room."""
+    return s.is_free(_BITS) and not s.lossless and any(kind == "fp8" for kind, _ in _published(s))
 
 
-def _published(s: Situation) -> list[str]:
+def _published(s: Situation) -> list[tuple[str, str]]:
     """Kinds of checkpoints of the same model that these devices load and would hold."""
     facts = s.gpu_facts
     if s.card.quantization is not None or facts is None or s.on_cpu:
         return []
     there = _HELD * sum(g.memory_bytes for g in s.usable.gpus)
     return [
-        words
+        (kind, words)
         for kind, words, part in _FEWER_BITS
-        if facts.can_load(kind) and s.card.weights_bytes * part < there
+        if s.card.weights_bytes * part < there and facts.can_load(kind)
     ]
 
 
@@ -197,7 +195,8 @@ def _holders(gpu: Gpu) -> str:
 
 
 def _told(s: Situation, f: Finding, found: Change | None) -> Violation:
-    others = f"--model with a published checkpoint of it in {' or '.join(k)}" if (k := _published(s)) else ""
+    kinds = " or ".join(words for _, words in _published(s))
+    others = f"--model with a published checkpoint of it in {kinds}" if kinds else ""
     if found is not None:
         after = "fits; it can change answers" if {"kv_cache_dtype", _BITS} & found.keys() else "fits"
         if _BITS in found and others:
