@@ -66,6 +66,20 @@ def test_the_end_of_an_engine_core_is_a_crash_although_vllm_leaves_with_0() -> N
     assert (failure.failure_class, failure.retry) == ("crash", "backoff")
 
 
+def test_an_engine_core_that_was_killed_says_nothing_and_is_looked_for_in_the_kernels_log() -> None:
+    # vLLM 0.32.0 after kill -9 of its engine core
+    gone = (
+        "(APIServer pid=1) WARNING 11-30 03:00:04 [core_client.py:817] [shutdown] MPClient: engine core"
+        " exited unexpectedly; starting cleanup\n"
+    )
+    killed = classify(UP + gone + DEAD, Exit(code=0))
+    assert (killed.failure_class, killed.retry) == ("crash", "backoff")
+    assert "for want of memory" in killed.message
+    assert "kernel's log" in killed.remedy
+    raised = classify(f"{UP}{CORE}AssertionError: odd\n{gone}{DEAD}", Exit(code=0))
+    assert "AssertionError: odd" in raised.message
+
+
 def test_an_announced_traceback_says_more_than_its_announcement() -> None:
     log = f"{UP}{CORE}EngineCore encountered a fatal error.\n{CORE}AssertionError: odd\n"
     assert "AssertionError: odd" in classify(log + DEAD, Exit(code=0)).message
