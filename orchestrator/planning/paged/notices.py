@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from orchestrator.model_families import variables
 from orchestrator.model_families.versions import at_least
 from orchestrator.plan import Plan
-from orchestrator.planning.paged import parallelism
+from orchestrator.planning.paged import more_at_once, parallelism
 from orchestrator.planning.paged.choose import Chosen
 from orchestrator.planning.paged.situation import GIB, Situation
 from orchestrator.planning.paged.sizing import Sizing
@@ -22,8 +22,10 @@ LEAST_SLACK = GIB // 2
 of a 24 GB card, vLLM 0.29) capture ran out of memory, with 0.72 it did not."""
 
 
-def notices(s: Situation, plan: Plan, chosen: Chosen) -> tuple[str, ...]:
-    """Warnings of a plan, the one about changed answers first."""
+def notices(
+    s: Situation, plan: Plan, chosen: Chosen, passes: more_at_once.Passes | None = None
+) -> tuple[str, ...]:
+    """Warnings of a plan, the one about changed answers first. `passes` where the plan itself does."""
     z = chosen.sizing
     return (
         *_answers(plan),
@@ -31,6 +33,8 @@ def notices(s: Situation, plan: Plan, chosen: Chosen) -> tuple[str, ...]:
         *_version(s),
         *_context(s, z),
         *_requests(s, z),
+        *(more_at_once.waiting(s, z, passes) if passes is not None else ()),
+        *more_at_once.apart(s, chosen),
         *_model(s, z),
         *_devices(s, z),
         *_graphs(s, z),
