@@ -31,8 +31,14 @@ def test_a_model_that_fits_without_the_others_says_who_holds_the_card(kind: str)
     ]
     assert "held by trainer (pid 4711) with 70.0 GiB" in found.remedy
     assert "too large" not in found.remedy
-    assert "one device gives" in found.message
+    assert "one device needs" in found.message
     assert "on each device" not in found.message
+
+
+def test_who_holds_the_card_comes_before_weights_in_fewer_bits() -> None:
+    found = next(v for v in plan(LLAMA, held(14), kind="vllm").violations if "not_fit" in v.code)
+    assert found.remedy.startswith("the model fits once others give memory back")
+    assert found.remedy.endswith("; or --set quantization=fp8 fits; it can change answers")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ from orchestrator.planning.paged import choose
 from orchestrator.planning.paged.kv_type import why_not_fp8
 from orchestrator.planning.paged.situation import Situation, stepped
 from orchestrator.planning.paged.sizing import Sizing
-from orchestrator.planning.words import count, size
+from orchestrator.planning.words import count, sets, size
 
 Change = dict[str, Any]
 
@@ -197,14 +197,15 @@ def _holders(gpu: Gpu) -> str:
 def _told(s: Situation, f: Finding, found: Change | None) -> Violation:
     kinds = " or ".join(words for _, words in _published(s))
     others = f"--model with a published checkpoint of it in {kinds}" if kinds else ""
+    held = _freed(s) if found is None or _BITS in found else None
+    if held is not None:
+        instead = f"; or {sets(found)} fits; it can change answers" if found is not None else ""
+        return replace(f, remedy=held + instead, change={}).violation({})
     if found is not None:
         after = "fits; it can change answers" if {"kv_cache_dtype", _BITS} & found.keys() else "fits"
         if _BITS in found and others:
             after += f"; or {others}"
         return replace(f, after=after).violation(found)
-    held = _freed(s)
-    if held is not None:
-        return replace(f, remedy=held, change={}).violation()
     weights = size(s.card.weights_bytes)
     less = others or "--model with fewer bits"
     remedy = f"the model ({weights}) is too large here: more or larger devices, or {less}"
