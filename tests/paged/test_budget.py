@@ -256,5 +256,5 @@ def test_experts_keep_memory_for_the_tokens_of_all_ranks() -> None:
     one, many = (budget(card, x, hopper, version="0.32.0") for x in (alone, spread))
     assert many.activation == one.activation + many.gathered
     assert many.basis["activation"] == "margin"
-    sglang = budget(card, spread, hopper, kind="sglang", max_num_batched_tokens=1024)
-    assert sglang.outside >= sglang.gathered > 0
+    sglang = budget(card, spread, hopper, kind="sglang", version="0.5.23", max_num_batched_tokens=tokens)
+    assert sglang.outside >= sglang.gathered == gathered(spread)

@@ -114,7 +114,8 @@ def budget(
     held = weights or weights_per_gpu(
         card, layout, kind=kind, version=version, mtp_loaded=mtp_loaded, dtype=dtype
     )
-    gathered = gathered_bytes(card, layout, gpu, version, max_num_batched_tokens, dtype)
+    of_vllm = version if kind == "vllm" else None
+    gathered = gathered_bytes(card, layout, gpu, of_vllm, max_num_batched_tokens, dtype)
     basis = _bases(held.basis, on_cpu=gpu is None, gathered=gathered > 0)
     free = total if free_bytes is None else min(total, free_bytes)
     requested = math.ceil((free if kind == "sglang" and gpu is not None else total) * utilization)
@@ -216,12 +217,12 @@ def gathered_bytes(
     card: ModelCard,
     layout: Layout,
     gpu: Gpu | None,
-    version: str | None,
+    vllm: str | None,
     tokens: int,
     dtype: str | None = None,
 ) -> int:
     """What the experts' kernel takes for tokens of other ranks, at most: 0 without attention data parallelism
-    (`memory.yaml`, gathered)."""
+    (`memory.yaml`, gathered). `vllm` is its version, None for SGLang."""
     if layout.attention_data == 1 or gpu is None or not card.experts or not card.experts_per_token:
         return 0
     table = rules()["gathered"]
@@ -230,7 +231,7 @@ def gathered_bytes(
     size = table["fp8" if newest and "fp8" in (card.quantization or "") else "else"]
     one = card.moe_intermediate_size or 0
     each = size["first"] * max(one, card.hidden_size) + size["second"] * max(2 * one, card.hidden_size)
-    at_once = by_version(table["rows_at_once"], version) or rows
+    at_once = by_version(table["rows_at_once"], vllm) or rows
     scale = element_bytes(dtype) / 2
     kernel = min(rows, at_once) * each * card.experts_per_token
     return int(scale * (kernel + rows * table["beside"] * card.hidden_size))
@@ -265,7 +266,7 @@ def static_share(
     total = visible_bytes(gpu)
     free = max(1, min(total, free_bytes))
     kept = forward_bytes(card, max_num_batched_tokens, dtype) + graph_bytes(cuda_graph_max)
-    kept += gathered_bytes(card, layout, gpu, version, max_num_batched_tokens, dtype)
+    kept += gathered_bytes(card, layout, gpu, None, max_num_batched_tokens, dtype)
     static = total * utilization - kept
     if own_reserve:
         reserved = _own_reserve_mib(
