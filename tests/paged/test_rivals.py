@@ -64,7 +64,7 @@ def test_a_layout_that_makes_more_tokens_says_why_it_was_not_taken(
 
 
 def test_stages_beside_attention_copies_are_taken_only_where_they_bring_far_more() -> None:
-    plan = planned.plan("nvidia/Qwen3.6-35B-A3B-NVFP4", "4xl40s-pcie", goal="throughput")
+    plan = planned.plan("Qwen/Qwen3-30B-A3B", "4xl40s-pcie", goal="throughput")
     assert plan.layout["words"] == "attention data 4 with experts spread"
     other = sizes(plan).rejected[0]
     assert other.value == "pipeline 2 x attention data 2 with experts spread"
@@ -144,3 +144,34 @@ def test_copies_run_their_requests_together() -> None:
     one = ["max_num_seqs=1", "data_parallel_size=8"]
     plan = planned.plan("meta-llama/Meta-Llama-3.1-8B", "8xh100", kind="sglang", sets=one)
     assert plan.layout["speed_at_requests"] == plan.predictions["max_concurrency"].value == 8
+
+
+def test_layouts_are_compared_at_the_load_that_each_can_hold_and_the_load_is_told() -> None:
+    plan = planned.plan("deepseek-ai/DeepSeek-V3", "8xh200", goal="throughput", kind="vllm")
+    main = sizes(plan)
+    compared = [r.why for r in main.rejected if "tokens/s" in r.why]
+    assert compared
+    assert all(re.search(r"estimated at [\d,]+ at once", w) for w in compared)
+    tensor = next(r.why for r in main.rejected if str(r.value) == "tensor 8 with experts spread")
+    alone = planned.plan(
+        "deepseek-ai/DeepSeek-V3", "8xh200", goal="throughput", sets=["tensor_parallel_size=8"]
+    )
+    assert f"at {alone.levers['max_num_seqs'].value} at once" in tensor, "not at a share of what it holds"
+
+
+def test_a_plan_for_a_full_server_says_which_layout_is_better_at_the_workloads_own_load() -> None:
+    model = "deepseek-ai/DeepSeek-V3"
+    reason = sizes(planned.plan(model, "8xh200", goal="throughput", kind="vllm")).reason
+    found = re.search(
+        r"with 32 at once tensor 8 with experts spread would make (\d+), this one (\d+)", reason
+    )
+    assert found is not None
+    assert int(found[1]) > int(found[2])
+    filled = planned.plan(model, "8xh200", goal="throughput", sets=["max_num_seqs=4"])
+    assert "at once tensor" not in sizes(filled).reason
+
+
+def test_spread_experts_that_bring_nothing_say_why_they_are_not_taken() -> None:
+    plan = planned.plan("Qwen/Qwen3-30B-A3B", "4xa100-80-nvlink", goal="agent", kind="vllm")
+    spread = next(r.why for r in sizes(plan).rejected if str(r.value) == "tensor 4 with experts spread")
+    assert "no quicker here" in spread

@@ -31,7 +31,11 @@ TOLD = 6
 """Layouts that a plan shows with why they were not taken."""
 
 SATURATION = 256
-"""Requests at once, per copy, at which layouts are compared for throughput: where vLLM's own default lay."""
+"""Requests at once, per device, that are offered where layouts are compared for throughput; each takes what
+its pool holds. 256 is where vLLM's own default lay."""
+
+RIVALS = 3
+"""Layouts that are estimated at the workload's own concurrency, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ def choose(s: Situation, only: Layout | None = None) -> Chosen:
     apart, full = _apart(s, rated, best), best
     guess = guesses.on(best.layout)
     best = sizing.estimated(s, best, at_once(s, best), guess.value)
+    why += _below_full(s, rated, best, guesses)
     by_layout, measured = {z.layout: z for z in rated}, {z.layout: z for z in sized}
     told = _rivals_first(s, [x for x in layouts if x != best.layout], measured, by_layout)[:TOLD]
     rejected = tuple(
@@ -215,7 +220,7 @@ def _rated(s: Situation, z: Sizing, speculative: object) -> Sizing:
 
 def _full(s: Situation, z: Sizing) -> int:
     """Requests at once at which layouts are compared for throughput."""
-    return min(sizing.running(s, z), SATURATION) * z.copies
+    return min(sizing.running(s, z) * z.copies, SATURATION * max(len(s.gpus), 1))
 
 
 def _best(s: Situation, rated: list[Sizing]) -> tuple[Sizing, str, str]:
@@ -292,6 +297,23 @@ def _speed(z: Sizing) -> float:
     return z.estimate.output_tokens_per_s if z.estimate is not None else 0.0
 
 
+def _below_full(s: Situation, rated: list[Sizing], best: Sizing, guesses: _Guesses) -> str:
+    """Which layout makes more at the workload's own concurrency, where that is less than what fills the best:
+    the goal is the most tokens, and who has fewer requests should know what it costs."""
+    some = at_once(s, best)
+    if s.goal != "throughput" or best.estimate is None or some >= _full(s, best):
+        return ""
+    rivals = sorted((z for z in rated if z.layout != best.layout), key=_speed, reverse=True)[:RIVALS]
+    at = [sizing.estimated(s, z, at_once(s, z), guesses.on(z.layout).value) for z in rivals]
+    most = max(at, key=_speed, default=best)
+    if _speed(most) < _speed(best) * NEAR_THROUGHPUT:
+        return ""
+    return (
+        f"; with {some} at once {words(most.layout)} would make {_speed(most):,.0f}, "
+        f"this one {_speed(best):,.0f}"
+    )
+
+
 def _whole(s: Situation, z: Sizing) -> float:
     """Milliseconds of a whole answer."""
     e = z.estimate
@@ -315,15 +337,17 @@ def _why_not(s: Situation, layout: Layout, z: Sizing | None, rated: Sizing | Non
     price = f"; {z.layout.link} between its devices" if parallelism.price(z.layout) else ""
     if s.goal == "throughput":
         held = rated.max_num_seqs * rated.copies
-        few = f", {held} requests at once" if held < s.profile.workload.concurrency else ""
+        few = ", too few for the workload" if held < s.profile.workload.concurrency else ""
         more = ""
         if _speed(rated) > _speed(best):
             stages = layout.pipeline > best.layout.pipeline
             more = "; stages would have to bring more" if stages else "; hardly more"
-        return f"{_speed(rated):,.0f} tokens/s estimated{few}{more}{price}"
+        return f"{_speed(rated):,.0f} tokens/s estimated at {_full(s, rated)} at once{few}{more}{price}"
     if s.goal == "edge":
         return f"as many devices, and {e.tpot_ms:.1f} ms a token estimated"
     more = " with more devices" if z.layout.world > best.layout.world else ""
+    if layout.expert > best.layout.expert and _whole(s, rated) >= _whole(s, best) * 0.995:
+        more = "; no quicker here, and experts that are spread wait for the busiest device"
     return f"{e.ttft_ms:.0f} ms and {e.tpot_ms:.1f} ms a token estimated{more}{price}"
 
 
