@@ -43,7 +43,7 @@ def test_the_list_has_what_can_be_used_and_says_what_cannot(home: Path) -> None:
     gone = next(e for e in data["engines"] if e["name"] == "gone")
     assert (first["state"], gone["state"]) == ("ok", "broken")
     assert "there is no such file" in gone["problem"]
-    shown = llmserve(home, "list")
+    shown = llmserve(home, "list", COLUMNS="80")
     assert shown.returncode == 0
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
     assert "broken: there" in shown.stdout
@@ -82,7 +82,7 @@ def test_a_probe_shows_the_flags_of_one(home: Path) -> None:
     data = json.loads(llmserve(home, "probe", "mine", "--json").stdout)
     (engine,) = data["engines"]
     assert any("--ctx-size" in f["spellings"] for f in engine["flags"])
-    shown = llmserve(home, "probe", "mine").stdout
+    shown = llmserve(home, "probe", "mine", COLUMNS="80").stdout
     assert "--ctx-size" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
 
