@@ -3,6 +3,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,25 @@ def test_a_size_is_read_as_sglang_reads_it(text: str, tokens: int | None) -> Non
     args = read(made, made.processes[0], installation())
     assert args is not None
     assert args.number("--max-total-tokens") == tokens
+
+
+@pytest.mark.parametrize(("version", "refused"), [(None, True), ("2.6.0", False)])
+def test_http2_needs_its_package_where_the_installation_was_asked(version: str | None, refused: bool) -> None:
+    here = installation()
+    asked = replace(here, extras={**here.extras, "dependencies": {"granian": version}})
+    found = {v.code for v in checks.check(plan(["--enable-http2"]), asked)}
+    assert found == ({"http2"} if refused else set())
+    assert checks.check(plan(["--enable-http2"]), here) == []
+
+
+def test_a_class_that_the_lists_hold_is_not_refused() -> None:
+    vision = {"architectures": ["Qwen3VLForConditionalGeneration"]}
+    assert codes("--encoder-only", model=vision) == codes("--language-only", model=vision) == set()
+    sparse = {"architectures": ["DeepseekV32ForCausalLM"]}
+    assert codes("--enable-hisparse --disable-radix-cache", model=sparse) == set()
+    assert codes("--mamba-radix-cache-strategy extra_buffer", model={"architectures": ["Other"]}) == set()
+    assert codes("--dllm-algorithm LowConfidence", model={"architectures": ["SDARForCausalLM"]}) == set()
+    assert codes("--encoder-only --enable-hisparse --disable-radix-cache", model={}) == set()
 
 
 def test_heads_need_not_divide_on_a_cpu() -> None:

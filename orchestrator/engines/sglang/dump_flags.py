@@ -25,7 +25,7 @@ sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != os.path.dirna
 DISTRIBUTION = "sglang"
 DEPENDENCIES = (
     "torch", "triton", "transformers", "sglang-kernel", "sgl-kernel", "flashinfer-python", "flash-attn",
-    "mooncake-transfer-engine", "nixl", "lmcache", "xgrammar", "deep-ep", "ray",
+    "mooncake-transfer-engine", "nixl", "lmcache", "xgrammar", "deep-ep", "ray", "granian",
 )  # fmt: skip
 METHODS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
 TYPES = {"int": "int", "float": "float", "loads": "json", "json_list_type": "json"} | {

@@ -262,6 +262,15 @@ class Args:
         ) == self.number("--port")
 
     @property
+    def keyed(self) -> bool:
+        return self.given("--api-key") or self.given("--admin-api-key")
+
+    @property
+    def without_granian(self) -> bool:
+        """Whether the installation was asked for the package and has none."""
+        return (self.installation.extras.get("dependencies") or {}).get("granian", "?") is None
+
+    @property
     def lora_sized(self) -> bool:
         return self.given("--max-lora-rank") and self.given("--lora-target-modules")
 

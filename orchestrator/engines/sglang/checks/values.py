@@ -49,6 +49,10 @@ def _json(args: Args) -> Iterator[Violation]:
         # what is no JSON at all is said of the parser
         if told is None or isinstance(told, str):
             continue
+        if row.get("strings"):
+            if not isinstance(told, list) or not all(isinstance(word, str) for word in told):
+                yield _bad(flag, "it is no JSON list of words")
+            continue
         if not isinstance(told, dict):
             if row.get("object"):
                 yield _bad(flag, f"{json.dumps(told)} is no JSON object")
