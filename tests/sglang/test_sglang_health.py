@@ -68,13 +68,14 @@ async def test_one_token_is_proof() -> None:
         assert await health.prove(c, URL, "tiny") == ":"
 
 
-async def test_a_model_without_a_chat_template_is_proved_by_a_completion() -> None:
+@pytest.mark.parametrize("said", [NO_TEMPLATE, NO_TEMPLATE | {"message": "unexpected '%'"}])
+async def test_a_model_that_cannot_chat_is_proved_by_a_completion(said: dict[str, object]) -> None:
     paths: list[str] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         paths.append(request.url.path)
         if request.url.path.endswith("chat/completions"):
-            return httpx.Response(400, json=NO_TEMPLATE)
+            return httpx.Response(400, json=said)
         return httpx.Response(200, json={"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}})
 
     async with client(handler) as c:
