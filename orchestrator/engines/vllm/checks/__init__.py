@@ -14,6 +14,7 @@ from orchestrator.engines.vllm.checks.command import check as command
 from orchestrator.engines.vllm.checks.config_json import check as config_json
 from orchestrator.engines.vllm.checks.connectors import check as connectors
 from orchestrator.engines.vllm.checks.context import check as context
+from orchestrator.engines.vllm.checks.cpu import check as cpu
 from orchestrator.engines.vllm.checks.host import check as host
 from orchestrator.engines.vllm.checks.kv_types import check as kv_types
 from orchestrator.engines.vllm.checks.parallel import check as parallel
@@ -34,6 +35,7 @@ _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
     context,
     kv_types,
     quantization,
+    cpu,
     speculation,
     connectors,
     serving,

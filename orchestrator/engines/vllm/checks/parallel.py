@@ -176,11 +176,22 @@ def _executor(s: Settings) -> list[Violation]:
             )
         )
     ray = (s.installation.extras.get("dependencies") or {}).get("ray", "unknown")
-    if name == "ray" and ray is None:
+    copies = s.text("--data-parallel-backend")
+    if copies not in (None, "mp", "ray"):
+        # vllm/engine/arg_utils.py
+        found.append(
+            Violation(
+                "data_parallel_backend_unknown",
+                f"--data-parallel-backend is {copies!r}, and takes mp or ray",
+                "take it out of engine_args",
+            )
+        )
+    if "ray" in (name, copies if s.count("--data-parallel-size") > 1 else None) and ray is None:
+        asked = "distributed_executor_backend" if name == "ray" else "--data-parallel-backend"
         found.append(
             Violation(
                 "executor_missing",
-                "distributed_executor_backend is ray, and ray is not installed beside vLLM",
+                f"{asked} is ray, and ray is not installed beside vLLM",
                 "use --set distributed_executor_backend=mp, or install ray into the engine's environment",
             )
         )
@@ -223,6 +234,15 @@ def _data_parallel(s: Settings) -> list[Violation]:
             f"--data-parallel-size-local {local} is more than data_parallel_size {size}",
             f"use --set data_parallel_size={local} or more",
         )
+    if several:
+        return found + _supervised(s, size, local)
+    if hybrid and size <= 1 and s.at_least("0.32"):
+        # vllm/config/parallel.py, as an external balancer's
+        refuse(
+            "hybrid_needs_ranks",
+            "--data-parallel-hybrid-lb needs data_parallel_size above 1",
+            "use --set data_parallel_size=2 or more, or take it out",
+        )
     if hybrid and local is None:
         refuse(
             "hybrid_needs_local_ranks",
@@ -256,6 +276,36 @@ def _data_parallel(s: Settings) -> list[Violation]:
             "start each copy without --data-parallel-* flags (--set replicas=2)",
         )
     return found
+
+
+def _supervised(s: Settings, size: int, local: float | int | None) -> list[Violation]:
+    """Ranks that a supervisor starts on ports of their own (vLLM 0.32.0 dp_supervisor.py,
+    validate_multi_port_external_lb_args)."""
+    flag, said = "--data-parallel-multi-port-external-lb", []
+    if s.on("--grpc") is True:
+        said.append("does not go with --grpc")
+    if s.given("--uds"):
+        said.append("does not go with --uds")
+    if s.number("--api-server-count") not in (None, 1):
+        said.append("takes --api-server-count 1 alone")
+    if size < 2:
+        said.append("needs data_parallel_size above 1")
+    if local is None or local < 2:
+        said.append("needs --data-parallel-size-local 2 or more")
+    elif local <= size:
+        start = s.number("--data-parallel-start-rank")
+        first = start if start is not None else int(s.number("--node-rank") or 0) * local
+        if size % local:
+            said.append(f"needs data_parallel_size {size} to divide by --data-parallel-size-local {local}")
+        elif first + local > size:
+            said.append(f"would start ranks {first} to {first + local - 1} of {size}")
+        port, supervisor = s.number("--port"), s.number("--data-parallel-supervisor-port")
+        if port is not None and supervisor is not None and port <= supervisor < port + local:
+            said.append(
+                f"gives ports {port} to {port + local - 1} to its ranks, the supervisor's {supervisor} too"
+            )
+    remedy = f"correct that, or take {flag} out of engine_args"
+    return [Violation("supervised_ranks", f"{flag} {what}", remedy) for what in said]
 
 
 def _nodes(s: Settings) -> list[Violation]:
