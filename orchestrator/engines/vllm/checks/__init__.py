@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from orchestrator.engines.base import Installation
 from orchestrator.engines.vllm.checks.all2all import check as all2all
+from orchestrator.engines.vllm.checks.architecture import check as architecture
+from orchestrator.engines.vllm.checks.architecture import warnings as architecture_warnings
 from orchestrator.engines.vllm.checks.command import check as command
 from orchestrator.engines.vllm.checks.config_json import check as config_json
 from orchestrator.engines.vllm.checks.connectors import check as connectors
@@ -32,6 +34,7 @@ _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
     scheduler,
     parallel,
     all2all,
+    architecture,
     context,
     kv_types,
     quantization,
@@ -55,4 +58,8 @@ def warnings(plan: Plan, installation: Installation) -> list[str]:
     """What vLLM would do otherwise than planned without refusing."""
     if installation.extras.get("broken"):
         return []
-    return list(dict.fromkeys(w for s in settings_of(plan, installation) for w in silent(s)))
+    return list(
+        dict.fromkeys(
+            w for s in settings_of(plan, installation) for w in (*silent(s), *architecture_warnings(s))
+        )
+    )
