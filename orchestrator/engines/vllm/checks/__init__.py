@@ -19,6 +19,7 @@ from orchestrator.engines.vllm.checks.context import check as context
 from orchestrator.engines.vllm.checks.cpu import check as cpu
 from orchestrator.engines.vllm.checks.host import check as host
 from orchestrator.engines.vllm.checks.kv_types import check as kv_types
+from orchestrator.engines.vllm.checks.pairs import check as pairs
 from orchestrator.engines.vllm.checks.parallel import check as parallel
 from orchestrator.engines.vllm.checks.quantization import check as quantization
 from orchestrator.engines.vllm.checks.scheduler import check as scheduler
@@ -41,6 +42,7 @@ _RULES: tuple[Callable[[Settings], list[Violation]], ...] = (
     cpu,
     speculation,
     connectors,
+    pairs,
     serving,
     host,
 )

@@ -56,6 +56,9 @@ def check(s: Settings) -> list[Violation]:
     ):
         name, offered = s.text(flag), s.installation.extras.get(key) or ()
         plugin = s.given(f"{flag.removesuffix('-call-parser').removesuffix('-parser')}-parser-plugin")
+        if flag == "--tool-call-parser" and s.on("--enable-auto-tool-choice") is not True:
+            # vLLM looks at it nowhere else
+            continue
         if name and offered and name not in offered and not plugin:
             near = nearest(name, offered)
             found.append(
