@@ -21,10 +21,10 @@ def backend(s: Settings) -> str:
 
 
 def _microbatches(s: Settings) -> list[Violation]:
-    """A step cut in two (DBO). A CPU turns it off itself (vllm/platforms/cpu.py:365)."""
+    """A step cut in two (DBO). A CPU turns --enable-dbo off itself (vllm/platforms/cpu.py:365)."""
     cut = s.on("--enable-dbo") is True
     parts = 2 if cut else s.count("--ubatch-size")
-    if parts < 2 or s.device == "cpu":
+    if parts < 2 or (cut and s.device == "cpu"):
         return []
     flag, found = "--enable-dbo" if cut else "--ubatch-size", []
     known = [name for name, since in rules()["microbatches"].items() if s.at_least(since)]

@@ -297,6 +297,16 @@ def _options(spec: Mapping[str, Any]) -> list[Violation]:
                 "give one of synthetic_acceptance_rates and synthetic_acceptance_length",
             )
         )
+    tokens, rates = spec.get("num_speculative_tokens"), spec.get("synthetic_acceptance_rates")
+    length, wrong = spec.get("synthetic_acceptance_length"), None
+    if isinstance(tokens, int) and isinstance(length, (int, float)) and not 1 <= length <= tokens + 1:
+        wrong = f"synthetic_acceptance_length {length} is not between 1 and {tokens + 1}"
+    elif isinstance(tokens, int) and isinstance(rates, list) and len(rates) != tokens:
+        wrong = f"synthetic_acceptance_rates are {len(rates)} for {tokens} drafted tokens"
+    elif isinstance(rates, list) and any(isinstance(r, (int, float)) and not 0 <= r <= 1 for r in rates):
+        wrong = "synthetic_acceptance_rates are not all between 0 and 1"
+    if wrong is not None:
+        found.append(Violation("synthetic_acceptance_value", wrong, "correct it in --speculative-config"))
     return found
 
 
