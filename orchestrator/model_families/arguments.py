@@ -55,6 +55,8 @@ LEFT_OUT: Mapping[str, str] = {
 }
 """What a recipe writes and a plan never takes over, with the reason."""
 
+OTHER_BACKEND = "it is for another attention backend than the one published for this device"
+
 FLAG_SINCE: Mapping[str, str] = {"--attention-backend": "0.16.0", "--mm-encoder-tp-mode": "0.12.0"}
 """First known vLLM with a flag that recipes write for older ones too (flags of 0.10.0, 0.12.0 and 0.16.0)."""
 
@@ -121,6 +123,15 @@ def without(told: Arguments, unwanted: Sequence[str]) -> Arguments:
     kept = {flag: value for flag, value in _pairs(told.flags) if flag not in unwanted}
     gone = tuple(flag for flag, _ in _pairs(told.flags) if flag in unwanted)
     return replace(told, flags=_argv(kept), left_out=(*told.left_out, *gone))
+
+
+def with_one_backend(told: Arguments) -> Arguments:
+    """Without the attention settings of weights that name a backend, where the device's own flag names one:
+    vLLM refuses both (0.32.0 vllm/engine/arg_utils.py:2687)."""
+    flags = dict(_pairs(told.flags))
+    config = flags.get("--attention-config")
+    both = "--attention-backend" in flags and config is not None and "backend" in json.loads(config)
+    return without(told, ["--attention-config"]) if both else told
 
 
 def draft(args: Sequence[str]) -> dict[str, Any]:

@@ -164,10 +164,11 @@ class Family:
             why |= dict.fromkeys((*read.levers, *read.suggested, *_names(read.flags), *set_), reason)
             every, env = arguments.merged(every, read), {**env, **set_}
         absent = [f for f, since in arguments.FLAG_SINCE.items() if not at_least(version, since)]
-        every = arguments.without(every, absent)
+        every = arguments.with_one_backend(arguments.without(every, absent))
         env, left_out = variables.fitting(env, self.variant.get("precision"))
         for flag in every.left_out:
-            left_out[flag] = arguments.LEFT_OUT.get(flag, f"{kind} {version} has no such flag")
+            reason = f"{kind} {version} has no such flag" if flag in absent else arguments.OTHER_BACKEND
+            left_out[flag] = arguments.LEFT_OUT.get(flag, reason)
         if every.levers.get("trust_remote_code") and not self.remote_code:
             left_out["--trust-remote-code"] = NO_CODE
         levers = {k: v for k, v in every.levers.items() if k not in _NOT_NEEDS}

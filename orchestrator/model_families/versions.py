@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 Version = tuple[int, ...]
 
 
+@lru_cache(maxsize=1024)
 def parsed(text: str) -> Version | None:
     """The leading numbers of a version ("0.20.2rc1+cu129" is 0.20.2), None where it begins with none."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", text)

@@ -13,7 +13,7 @@ from orchestrator.engines.vllm import captured
 from orchestrator.machine.machine import Gpu
 from orchestrator.model_card.card import ModelCard
 from orchestrator.model_families import Family, family, gpu_generation
-from orchestrator.model_families.arguments import LEFT_OUT, merged, read
+from orchestrator.model_families.arguments import LEFT_OUT, OTHER_BACKEND, merged, read
 from orchestrator.model_families.families import _table
 from orchestrator.model_families.versions import at_least
 
@@ -288,6 +288,17 @@ def test_drafts_of_the_model_itself_come_before_those_in_the_checkpoint() -> Non
     laguna = found("poolside/Laguna-S-2.1", "LagunaForCausalLM").drafts("vllm", "0.33.0")[0]
     assert (laguna.method, laguna.tokens, laguna.flags) == ("dflash", 15, ("--moe-backend", "triton"))
     assert found("MiniMaxAI/MiniMax-M2.7", "MiniMaxM2ForCausalLM").drafts("vllm", "0.33.0") == ()
+
+
+def test_a_device_s_attention_backend_goes_before_the_settings_of_another() -> None:
+    f = found("nvidia/MiniMax-M3-NVFP4", "MiniMaxM3ForCausalLM")
+    on_amd = f.requirements("vllm", "0.33.0", "amd")
+    assert "--attention-config" not in on_amd.flags
+    assert on_amd.flags[on_amd.flags.index("--attention-backend") + 1] == "TRITON_ATTN"
+    assert on_amd.left_out["--attention-config"] == OTHER_BACKEND
+    on_nvidia = f.requirements("vllm", "0.33.0", "blackwell")
+    assert "--attention-backend" not in on_nvidia.flags
+    assert '"backend":"FLASHINFER"' in on_nvidia.flags[on_nvidia.flags.index("--attention-config") + 1]
 
 
 def test_arguments_are_read_in_every_spelling() -> None:
