@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines.base import FactCheck
 from orchestrator.engines.llamacpp.checks import slot_context
-from orchestrator.engines.llamacpp.health import fetch, read_metrics
+from orchestrator.engines.llamacpp.health import read_metrics
+from orchestrator.engines.reply import fetch
 from orchestrator.plan import Plan
 
 if TYPE_CHECKING:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.engines.base import Health, Progress
+from orchestrator.engines.reply import fetch
 
 if TYPE_CHECKING:
     import httpx
 
-REPLY_LIMIT_BYTES = 4 << 20
 _MOVING = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
 _SAMPLE = re.compile(r"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+-]+)\s*$", re.MULTILINE)
 
@@ -98,17 +98,6 @@ def read_metrics(text: str) -> dict[str, float]:
         except ValueError:
             continue
     return samples
-
-
-async def fetch(client: httpx.AsyncClient, method: str, url: str, **request: Any) -> tuple[int, bytes]:
-    """Status and body, the body bounded. Raises httpx.HTTPError, and ValueError for an endless body."""
-    async with client.stream(method, url, **request) as response:
-        body = bytearray()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > REPLY_LIMIT_BYTES:
-                raise ValueError(f"{url} answers more than {REPLY_LIMIT_BYTES} bytes")
-        return response.status_code, bytes(body)
 
 
 def _error_message(body: bytes) -> str:

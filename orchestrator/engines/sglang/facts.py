@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.engines.base import FactCheck
-from orchestrator.engines.sglang.health import fetch, read_metrics
+from orchestrator.engines.reply import fetch
+from orchestrator.engines.sglang.health import read_metrics
 from orchestrator.plan import Plan
 
 if TYPE_CHECKING:

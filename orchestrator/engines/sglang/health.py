@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines.base import Health, Progress
+from orchestrator.engines.reply import fetch
 
 if TYPE_CHECKING:
     import httpx
 
-REPLY_LIMIT_BYTES = 8 << 20
 HEALTH_TIMEOUT_S = 25.0
 """Above the 20 s after which `/health` itself says that no token came."""
 
@@ -144,17 +144,6 @@ def read_metrics(text: str) -> Iterator[Sample]:
             continue
         if value == value and abs(value) != float("inf"):
             yield Sample(name, dict(_LABEL.findall(labels)), value)
-
-
-async def fetch(client: httpx.AsyncClient, method: str, url: str, **request: Any) -> tuple[int, bytes]:
-    """Status and body, the body bounded. Raises httpx.HTTPError, and ValueError for an endless body."""
-    async with client.stream(method, url, **request) as response:
-        body = bytearray()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > REPLY_LIMIT_BYTES:
-                raise ValueError(f"{url} answers more than {REPLY_LIMIT_BYTES} bytes")
-        return response.status_code, bytes(body)
 
 
 def error_message(body: bytes) -> str:

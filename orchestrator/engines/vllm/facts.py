@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.engines.vllm.health import fetch, metrics
+from orchestrator.engines.reply import fetch
+from orchestrator.engines.vllm.health import metrics
 from orchestrator.engines.vllm.metrics import Samples
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines.base import Health, Progress
+from orchestrator.engines.reply import fetch
 from orchestrator.engines.vllm.metrics import Samples, read_metrics
 
 if TYPE_CHECKING:
     import httpx
 
-REPLY_LIMIT_BYTES = 8 << 20
 _MOVING = ("iteration_tokens_total_sum", "generation_tokens_total", "prompt_tokens_total")
 _NO_SUCH_ENDPOINT = (404, 405, 501)
 
@@ -107,17 +107,6 @@ async def metrics(client: httpx.AsyncClient, base_url: str) -> Samples | None:
     except (httpx.HTTPError, ValueError):
         return None
     return read_metrics(body.decode("utf-8", "replace")) if status == 200 else None
-
-
-async def fetch(client: httpx.AsyncClient, method: str, url: str, **request: Any) -> tuple[int, bytes]:
-    """Status and body, the body bounded. Raises httpx.HTTPError, and ValueError for an endless body."""
-    async with client.stream(method, url, **request) as response:
-        body = bytearray()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > REPLY_LIMIT_BYTES:
-                raise ValueError(f"{url} answers more than {REPLY_LIMIT_BYTES} bytes")
-        return response.status_code, bytes(body)
 
 
 def _names_a_model(body: bytes) -> bool:
