@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx
 
-REPLY_LIMIT_BYTES = 8 << 20
+REPLY_LIMIT_BYTES = 4 << 20
 
 
 async def fetch(client: httpx.AsyncClient, method: str, url: str, **request: Any) -> tuple[int, bytes]:
